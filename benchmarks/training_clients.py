@@ -31,8 +31,8 @@ from torch import Tensor
 
 from benchmarks.loopback import authority, connected, free_port, resident
 from semisfl.data import partition, sources
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.approval import Approval

@@ -33,7 +33,7 @@ from semisfl.costs.clock import MEGABIT, Range, World
 from semisfl.costs.profiles import Device, Profile
 from semisfl.costs.replay import replay
 from semisfl.data import sources
-from semisfl.data.sources import Dataset
+from semisfl.data.dataset import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs import start

@@ -9,8 +9,8 @@ from torch import nn
 
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import ViewKind, draw_view, make_view
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.models import split as models
 from semisfl.runs import experiment
 from semisfl.settings import config

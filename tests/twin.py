@@ -21,9 +21,10 @@ from semisfl import seeds
 from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.data.batches import DrawnView, draw_batches, draw_view, make_view, split_views
+from semisfl.data.batches import DrawnView, draw_view, make_view, split_views
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import draw_active
 from semisfl.fleet.codec import codec_named, roundtrip_state
 from semisfl.models.layers import use_generator

@@ -11,7 +11,7 @@ from torch import nn
 from semisfl.attacks import meter
 from semisfl.attacks.meter import Measured
 from semisfl.attacks.scene import PUBLIC, Scene, layers_of, stage_ends
-from semisfl.data.sources import Dataset
+from semisfl.data.dataset import Dataset
 from semisfl.models.layers import cut_layers
 from semisfl.models.split import SplitModel
 from semisfl.runs import health

@@ -11,8 +11,8 @@ from semisfl.cli import console, progress
 from semisfl.cli.signals import StopSignals
 from semisfl.costs import needs
 from semisfl.data import holdings
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.runs import grouping, run_log
 from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from semisfl.files import read_json
-from semisfl.models.split import Shape
+from semisfl.models.shapes import Shape
 from semisfl.runs import reading
 from semisfl.settings import lookup
 from semisfl.settings.config import Config

@@ -9,8 +9,8 @@ import torch
 
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import free_memory
 from semisfl.methods.sizes import Cost
 from semisfl.models.memory import FP32, amount

@@ -10,7 +10,7 @@ from semisfl.costs.clock import RoundWork, Share
 from semisfl.costs.cuts import Cut, cut_of
 from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
-from semisfl.models.split import Shape
+from semisfl.models.shapes import Shape
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, capped
 from semisfl.settings.entries import NamedMethod

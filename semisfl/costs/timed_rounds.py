@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from semisfl.costs.rounds import round_operations
-from semisfl.data.sources import Dataset
+from semisfl.data.dataset import Dataset
 from semisfl.runs.experiment import assemble
 from semisfl.settings import config, presets
 from semisfl.settings.config import Config

@@ -11,8 +11,7 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.data import augment
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.data.positions import draw_batches as draw_batches
-from semisfl.data.positions import draw_positions as draw_positions
+from semisfl.data.positions import draw_positions
 from semisfl.engine.kernels import normalized_row
 
 ViewKind = Literal["weak", "strong", "plain"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from semisfl.data.sources import Dataset
+from semisfl.data.dataset import Dataset
 
 
 def join(labeled: Dataset, unlabeled: Dataset) -> Dataset:

@@ -24,7 +24,7 @@ from semisfl import seeds
 from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
-    from semisfl.data.sources import Dataset
+    from semisfl.data.dataset import Dataset
 
 Kind = Literal["iid", "dirichlet"]
 NONE = np.empty(0, np.int64)

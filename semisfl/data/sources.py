@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from semisfl.data import cached, hub, npz, places
-from semisfl.data.dataset import Dataset as Dataset
+from semisfl.data.dataset import Dataset
 from semisfl.data.decode import Source
 from semisfl.settings import lookup
 from semisfl.settings.entries import NamedData

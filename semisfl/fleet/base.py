@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
+from semisfl.engine.sums import Regularisers as Regularisers
 from semisfl.engine.weights import State as State
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.client_half import Answers as Answers
 from semisfl.fleet.client_half import ClientRuntime as ClientRuntime
 from semisfl.fleet.client_half import ClientWork as ClientWork
-from semisfl.fleet.client_half import Regularisers as Regularisers
 from semisfl.fleet.client_half import every_tensor as every_tensor
 from semisfl.fleet.held_back import HeldBack
 

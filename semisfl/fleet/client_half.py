@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.data.batches import ViewKind
-from semisfl.engine.sums import UNREGULARISED
-from semisfl.engine.sums import Regularisers as Regularisers
+from semisfl.engine.sums import UNREGULARISED, Regularisers
 from semisfl.engine.weights import State
 
 

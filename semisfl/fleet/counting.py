@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from semisfl.data.batches import draw_positions
+from semisfl.data.positions import draw_positions
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.codec import codec_named, state_bytes

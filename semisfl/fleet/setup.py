@@ -12,7 +12,8 @@ from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import RoundBatches
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.models.split import Shape, SplitModel
+from semisfl.models.shapes import Shape
+from semisfl.models.split import SplitModel
 from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 

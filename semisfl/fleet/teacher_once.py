@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl.data.batches import draw_positions
+from semisfl.data.positions import draw_positions
 from semisfl.fleet.codec import codec_named
 from semisfl.settings.run import WireConfig
 from semisfl.settings.sections import ConfigError

@@ -12,11 +12,16 @@ from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
 from semisfl.models.layers import Layers, Residual, adopt_layers, named_layers
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import Own, check_own, digest_of, globally_seeded, refuse_one_layer
-from semisfl.models.own import feature_shape as feature_shape
-from semisfl.models.shapes import Shape as Shape
-from semisfl.models.shapes import Sides, place
-from semisfl.models.zoo import MODELS as MODELS
+from semisfl.models.own import (
+    Own,
+    check_own,
+    digest_of,
+    feature_shape,
+    globally_seeded,
+    refuse_one_layer,
+)
+from semisfl.models.shapes import Shape, Sides, place
+from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config
 from semisfl.settings.counts import counted
 from semisfl.settings.layer_kinds import Layer

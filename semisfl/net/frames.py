@@ -29,10 +29,7 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.codec import Codec, codec_for
-from semisfl.net.headers import MAX_HEADER as MAX_HEADER
-from semisfl.net.headers import MAX_ITEMS as MAX_ITEMS
-from semisfl.net.headers import Entry, listed, pack, short, unpack
-from semisfl.net.headers import WireError as WireError
+from semisfl.net.headers import MAX_HEADER, MAX_ITEMS, Entry, WireError, listed, pack, short, unpack
 from semisfl.settings.catalog import CODECS
 
 if sys.byteorder != "little":

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from semisfl.models.split import SplitModel
-from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
+from semisfl.net.frames import PROTOCOL, Schema, TensorSpec
+from semisfl.net.headers import WireError
 from semisfl.net.terms import EXTENSIONS
-from semisfl.net.terms import Terms as Terms
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy

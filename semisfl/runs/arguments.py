@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 

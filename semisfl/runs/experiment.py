@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.data.augment import Normalizer
+from semisfl.data.dataset import Dataset
 from semisfl.data.holdings import Holdings, count
 from semisfl.data.labeled import LabeledImages
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.engine.facade import Engine
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs

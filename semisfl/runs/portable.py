@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.models.modules import layers_of
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config, ConfigError

@@ -7,9 +7,9 @@ import numpy as np
 
 from semisfl.data import npz, sources
 from semisfl.data import partition as partitions
+from semisfl.data.dataset import Dataset
 from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.counts import counted
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
 from semisfl.models.layers import cut_layers
-from semisfl.models.split import Shape, SplitModel, split
+from semisfl.models.shapes import Shape
+from semisfl.models.split import SplitModel, split
 from semisfl.runs.portable import PARTS, Description
 from semisfl.use import pictures
 from semisfl.use.pictures import Picture, Skipped

@@ -17,7 +17,8 @@ from torch import Tensor
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
-from semisfl.net.frames import Frame, Schema, WireError, decode, encode
+from semisfl.net.frames import Frame, Schema, decode, encode
+from semisfl.net.headers import WireError
 from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, cleaned
 from semisfl.net.server.refusals import Refusals

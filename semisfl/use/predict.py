@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.data.augment import Normalizer
-from semisfl.data.sources import Dataset
+from semisfl.data.dataset import Dataset
 from semisfl.engine.inference import outputs
 
 

@@ -14,13 +14,13 @@ from semisfl.data.batches import (
     DrawnView,
     RoundBatches,
     Views,
-    draw_batches,
     draw_view,
     make_view,
     side_by_side,
     split_views,
 )
 from semisfl.data.labeled import LabeledImages
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import draw_active
 from semisfl.settings.config import parse
 

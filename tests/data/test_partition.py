@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 from PIL import Image
 
+from semisfl.data.dataset import Dataset
 from semisfl.data.holdings import draw, picture
 from semisfl.data.partition import Partition, by_folder, split
-from semisfl.data.sources import Dataset
 from tests.pictures import cut_off
 
 CIFAR = np.repeat(np.arange(10), 5000)

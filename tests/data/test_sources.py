@@ -18,7 +18,8 @@ import torch
 from PIL import Image
 
 from semisfl.data import cached, decode
-from semisfl.data.sources import Dataset, load
+from semisfl.data.dataset import Dataset
+from semisfl.data.sources import load
 from semisfl.settings import catalog
 from semisfl.use import pictures
 from tests import processes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.data.batches import split_views
-from semisfl.data.sources import Dataset
+from semisfl.data.dataset import Dataset
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound, mean_state
 from semisfl.fleet.byte_counts import Traffic

@@ -10,7 +10,7 @@ import torch
 
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
-from semisfl.data.batches import draw_positions
+from semisfl.data.positions import draw_positions
 from semisfl.fleet import teacher_once
 from semisfl.fleet.codec import Cast
 from semisfl.metrics import RoundMetrics

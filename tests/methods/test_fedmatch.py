@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.data.batches import draw_batches
+from semisfl.data.positions import draw_batches
 from semisfl.engine.host import HostShelf
 from semisfl.fleet.base import ClientResult, FullRound
 from semisfl.methods.fedmatch.helpers import Helpers, nearest, noise_image

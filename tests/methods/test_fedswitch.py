@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.data.batches import draw_batches
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientRuntime, FullRound
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
 from semisfl.methods.fedswitch_sl import FedSwitchSL

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.algorithm.sharpness import adversarial
-from semisfl.data.batches import draw_batches
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientResult, FullRound
 from semisfl.methods.fl2.method import FL2, FL2Work, agreement, choose, status_shares
 from semisfl.runs.experiment import Experiment

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.data.batches import draw_batches
 from semisfl.data.partition import Partition
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, draw_active
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_losses
 from semisfl.methods.semifl.static_batchnorm import combine, recompute_statistics, statistics_of

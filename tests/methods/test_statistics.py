@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
-from semisfl.data.batches import draw_batches
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientResult, Features, FullRound
 from semisfl.methods import full_model, statistics
 from semisfl.methods.fedmatch.method import joined

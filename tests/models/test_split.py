@@ -21,7 +21,8 @@ from semisfl.models.layers import (
     use_generator,
 )
 from semisfl.models.own import stages_of
-from semisfl.models.split import Shape, SplitModel, build, parameter_count, split
+from semisfl.models.shapes import Shape
+from semisfl.models.split import SplitModel, build, parameter_count, split
 from semisfl.settings import presets
 from tests.twin import bn_model
 
@@ -390,7 +391,7 @@ def test_own_sequential_is_split_where_asked() -> None:
     ],
 )
 def test_the_head_is_wide_only_where_it_was_published_so(
-    name: str, shape: models.Shape, cut: str | None, features: int, hidden: int
+    name: str, shape: Shape, cut: str | None, features: int, hidden: int
 ) -> None:
     """As wide as its input for a named model at its published image size; 2,048 at most elsewhere."""
     with torch.device("meta"):

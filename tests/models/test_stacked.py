@@ -10,6 +10,7 @@ from semisfl.engine.sgd import SGD
 from semisfl.models import split as models
 from semisfl.models.layers import Dropout, Layers, Residual, use_generator
 from semisfl.models.stack import Stack
+from semisfl.models.zoo import MODELS
 from semisfl.settings.run import OptimizerConfig
 from tests import toy
 from tests.twin import largest_difference
@@ -146,10 +147,10 @@ def test_residual_models_together(name: str, cut: str) -> None:
 @pytest.mark.parametrize(
     # VGG-16 has the layers of VGG-13, and three more of them.
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg16")) for name in models.MODELS],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg16")) for name in MODELS],
 )
 def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
-    known = models.MODELS[name]
+    known = MODELS[name]
     whole = models.build(name, known.shape, known.classes, projector="none").whole()
     assert Stack(whole, 1, trainable=False, together=True)._pass is not None
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from semisfl.models import split as models
 from semisfl.models.layers import Dropout
 from semisfl.models.shapes import place
-from semisfl.models.split import MODELS, parameter_count
+from semisfl.models.split import parameter_count
+from semisfl.models.zoo import MODELS
 
 Layers = list[tuple[str, nn.Module]]
 

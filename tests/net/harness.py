@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.fleet.base import Features, SplitRound, State, mean_state
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.held_back import HeldBack
@@ -33,8 +33,8 @@ from semisfl.net.client.member import Images, Member
 from semisfl.net.client.owner import Owner
 from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame, encode
-from semisfl.net.messages import Terms
 from semisfl.net.server.fleet import NetworkFleet
+from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble

@@ -25,9 +25,9 @@ from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, LoopThread, cut
 from semisfl.net.frames import encode
 from semisfl.net.headers import unpack
-from semisfl.net.messages import Terms
 from semisfl.net.server import endpoint
 from semisfl.net.server.trust import Trust
+from semisfl.net.terms import Terms
 from semisfl.settings.config import Config
 from tests.net.harness import CLASSES, SIDE, tiny
 from tests.processes import Forked

@@ -12,7 +12,7 @@ import torch
 from semisfl.fleet.packing import joined
 from semisfl.models.split import build_model
 from semisfl.net.frames import encode
-from semisfl.net.messages import Terms
+from semisfl.net.terms import Terms
 from tests.net.rogue_server import Peer, RogueServer, Script, attacked, split_frame, terms
 
 MB = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 from semisfl.models import split as models
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, decode, encode
-from semisfl.net.messages import Schemas, Terms
+from semisfl.net.messages import Schemas
 from semisfl.net.server.admission import (
     LONGEST_TEXT,
     MOST_IMAGES,
@@ -18,6 +18,7 @@ from semisfl.net.server.admission import (
     policy_of,
 )
 from semisfl.net.server.roster import Roster
+from semisfl.net.terms import Terms
 from semisfl.settings import config
 from semisfl.settings.policy import DevicePolicy
 

@@ -20,10 +20,10 @@ from semisfl.net.client.agreement import most_begun
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import text_of_terms
-from semisfl.net.frames import WireError
-from semisfl.net.messages import Terms
+from semisfl.net.headers import WireError
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.roster import Roster
+from semisfl.net.terms import Terms
 from semisfl.settings import lookup
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import CLASSES, SIDE, Client, Network, network, tiny, toy_data, until

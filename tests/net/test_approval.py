@@ -19,9 +19,9 @@ from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.join import join
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import text_of_terms
-from semisfl.net.frames import WireError
-from semisfl.net.messages import Terms
+from semisfl.net.headers import WireError
 from semisfl.net.server import listener
+from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.settings.config import Config
 from semisfl.settings.presets import PRESETS

@@ -16,7 +16,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.models.split import build, build_model
 from semisfl.models.zoo import MODELS
 from semisfl.net.client.budget import Budget
-from semisfl.net.messages import Terms
+from semisfl.net.terms import Terms
 from semisfl.settings.config import Config
 from semisfl.settings.policy import PolicyBreach
 from tests.net.harness import CLASSES, SIDE, tiny

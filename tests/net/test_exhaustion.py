@@ -11,7 +11,7 @@ import torch
 
 from semisfl.fleet.packing import joined, tensor_names
 from semisfl.models.split import build_model
-from semisfl.net.messages import Terms
+from semisfl.net.terms import Terms
 from tests.net.harness import Client, network, tiny, until
 from tests.net.rogue_server import Peer, attacked, folder_of_images, rogue, split_frame, terms
 from tests.net.rogues import BUDGET, MB, MOST, enrolled

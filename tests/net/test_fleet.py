@@ -18,9 +18,10 @@ from semisfl.net.client.connection import Connection
 from semisfl.net.client.identity import Target
 from semisfl.net.client.join import load_images
 from semisfl.net.frames import decode
-from semisfl.net.messages import Schemas, Terms
+from semisfl.net.messages import Schemas
 from semisfl.net.server import endpoint
 from semisfl.net.server.roster import Roster
+from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds

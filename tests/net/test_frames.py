@@ -14,19 +14,8 @@ from hypothesis import strategies as st
 
 from semisfl import seeds
 from semisfl.fleet.codec import codec_named, state_bytes
-from semisfl.net.frames import (
-    MAX_HEADER,
-    MAX_ITEMS,
-    PROTOCOL,
-    Frame,
-    Schema,
-    TensorSpec,
-    WireError,
-    decode,
-    encode,
-    payload_bytes,
-)
-from semisfl.net.headers import MAX_DEPTH
+from semisfl.net.frames import PROTOCOL, Frame, Schema, TensorSpec, decode, encode, payload_bytes
+from semisfl.net.headers import MAX_DEPTH, MAX_HEADER, MAX_ITEMS, WireError
 from semisfl.settings import catalog
 
 

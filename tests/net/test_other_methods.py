@@ -9,9 +9,9 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.frames import WireError
-from semisfl.net.messages import Terms
+from semisfl.net.headers import WireError
 from semisfl.net.server import listener
+from semisfl.net.terms import Terms
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semisfl.metrics import RoundMetrics
-from semisfl.net.messages import Terms
+from semisfl.net.terms import Terms
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.grouping import read_run

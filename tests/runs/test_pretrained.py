@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from semisfl import Callback, load, resume, train
 from semisfl.models import split as models
-from semisfl.net.messages import Terms
+from semisfl.net.terms import Terms
 from semisfl.runs.pretrained import start_from, widest_head_in
 from semisfl.settings.config import Config, ConfigError
 from tests import toy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from semisfl.data.sources import Dataset
+from semisfl.data.dataset import Dataset
 from semisfl.runs import checkpoint, experiment
 from semisfl.runs.result import Result
 from semisfl.runs.start import train

@@ -7,8 +7,7 @@ from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
 from semisfl.fleet.slot import PREDICT_BATCH
 from semisfl.models.memory import FP32, amount, footprint
-from semisfl.net.messages import Terms
-from semisfl.net.terms import placed_model
+from semisfl.net.terms import Terms, placed_model
 from semisfl.settings.policy import PolicyBreach
 from semisfl.settings.sections import ConfigError
 

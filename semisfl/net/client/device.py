@@ -22,8 +22,7 @@ from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.split_round import ClientSplitRounds
 from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame
-from semisfl.net.messages import Terms
-from semisfl.net.terms import placed_model
+from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
 from semisfl.settings.counts import counted
 from semisfl.settings.policy import PolicyBreach

@@ -10,7 +10,8 @@ from semisfl.net.client.connection import Connection
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.member import Member
 from semisfl.net.client.stream import Received, Stream
-from semisfl.net.frames import Frame, Schema, WireError, decode
+from semisfl.net.frames import Frame, Schema, decode
+from semisfl.net.headers import WireError
 from semisfl.stopping import StopFlag, Stopped
 
 log = brief_logger(__name__)

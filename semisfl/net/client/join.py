@@ -10,7 +10,7 @@ import torch
 
 from semisfl.data import decode, folder, unreadable
 from semisfl.data.large import TooLarge
-from semisfl.models.split import Shape
+from semisfl.models.shapes import Shape
 from semisfl.net.client.approval import Ask, NotAccepted
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection
