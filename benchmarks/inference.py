@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.models.split import SplitModel, build
+from semisfl.models.build import build
+from semisfl.models.split import SplitModel
 from semisfl.models.zoo import MODELS
 from semisfl.net.client.approval import Approval
 from semisfl.net.client.identity import Target

@@ -174,7 +174,7 @@ def policy_cost() -> str:
 
 def cifar10_update_noise() -> str:
     """Return what noise on the bottoms costs on CIFAR-10, and the bits of an upload."""
-    from semisfl.models.split import build
+    from semisfl.models.build import build
 
     bottom = build("alexnet", (3, 32, 32), 10).bottom.state_dict().values()
     weights = sum(tensor.numel() for tensor in bottom if tensor.is_floating_point())

@@ -11,7 +11,7 @@ from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import ViewKind, draw_view, make_view
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.models import split as models
+from semisfl.models.build import uncut
 from semisfl.runs import experiment
 from semisfl.settings import config
 from semisfl.settings.config import Config
@@ -121,7 +121,7 @@ def but_for_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def residual_network() -> nn.Sequential:
     settings = values("semisfl", f"model.layers={RESIDUAL}")
-    return models.uncut(settings.model.table, (3, 12, 12), CLASSES)
+    return uncut(settings.model.table, (3, 12, 12), CLASSES)
 
 
 def values(method: str, *assignments: str) -> Config:

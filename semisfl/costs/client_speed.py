@@ -10,7 +10,7 @@ import torch
 from semisfl.costs.cuts import cut_of
 from semisfl.costs.timed_rounds import WARMUP_ROUNDS, settings, synthetic
 from semisfl.fleet.base import SplitRound
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.runs.experiment import assemble
 from semisfl.settings.catalog import DATA
 

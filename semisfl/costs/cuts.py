@@ -9,10 +9,11 @@ import torch
 
 from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.methods.sizes import Sizes
+from semisfl.models.build import uncut, widest_head
 from semisfl.models.layers import batchnorms, named_layers
 from semisfl.models.memory import Footprint, activations
 from semisfl.models.shapes import Placed, Shape, place
-from semisfl.models.split import NARROW_HEAD, cut_index, uncut, widest_head
+from semisfl.models.split import NARROW_HEAD, cut_index
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config
 from semisfl.settings.layer_kinds import Conv, Linear

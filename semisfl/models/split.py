@@ -1,33 +1,17 @@
-"""Build a model from its layer table, and cut it: clients hold the bottom, the server the rest."""
+"""Cut a model in two: clients hold the bottom, the server the rest."""
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
-from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
 from semisfl.models.layers import Layers, Residual, adopt_layers, named_layers
-from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import (
-    Own,
-    check_own,
-    digest_of,
-    feature_shape,
-    globally_seeded,
-    refuse_one_layer,
-)
-from semisfl.models.shapes import Shape, Sides, place
-from semisfl.models.zoo import MODELS
-from semisfl.settings.config import Config
+from semisfl.models.own import feature_shape, refuse_one_layer
+from semisfl.models.shapes import Shape, Sides
 from semisfl.settings.counts import counted
-from semisfl.settings.layer_kinds import Layer
-from semisfl.settings.run import CODE, ModelConfig
-
-log = logging.getLogger(__name__)
 
 # The published projection head is as wide as its input, which is 12,800 at most in the paper. Elsewhere
 # such a head would take most of the memory: 10,816 x 10,816 for a CNN at 64 pixels. It is narrower there.
@@ -148,53 +132,6 @@ def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
             )
 
 
-def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
-    """Return a model by its name or from a table, not yet cut."""
-    if not isinstance(model, str):
-        return modules_of(model, shape, classes)
-    if model not in MODELS:
-        raise ValueError(
-            f"model.name = {model!r} is not known; known: {', '.join(MODELS)}; "
-            "or give model.layers a table of your own"
-        )
-    try:
-        return modules_of(MODELS[model].table(), shape, classes)
-    except ValueError as error:
-        raise ValueError(
-            f"model.name = {model!r} cannot take images of {shape[1]}x{shape[2]} pixels; "
-            "choose another model or larger images (data.size resizes those of a named set or folder)"
-        ) from error
-
-
-def build(
-    model: str | Sequence[Layer],
-    shape: Shape,
-    classes: int,
-    *,
-    cut: int | str | None = None,
-    projector: Projector = "mlp",
-    projection: int = 128,
-    seed: int = 0,
-    widest: int | None = None,
-) -> SplitModel:
-    """Return a model by its name or table, cut; its initial weights follow from ``seed``."""
-    with globally_seeded(seed):
-        layers = uncut(model, shape, classes)
-        table = MODELS[model].table() if isinstance(model, str) else model
-        outputs = [layer.gives for layer in place(table, shape, classes)]
-        head = widest or widest_head(model, shape)
-        return split(layers, shape, cut, projector, projection, head, outputs)
-
-
-def widest_head(model: str | Sequence[Layer], shape: Shape) -> int:
-    """Return the most features for which the head is as wide as its input.
-
-    That is the paper's limit for a named model at the image size it was published for.
-    """
-    published = isinstance(model, str) and MODELS[model].shape == shape
-    return WIDEST_HEAD if published else NARROW_HEAD
-
-
 def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
     """Return ``name``, or a similar name that no layer has."""
     while any(name == taken for taken, _ in layers):
@@ -247,55 +184,3 @@ def _block_around(cut: str, layers: list[tuple[str, nn.Module]]) -> str | None:
 
 def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def build_model(
-    config: Config,
-    shape: Shape,
-    classes: int,
-    own: nn.Sequential | None = None,
-    *,
-    projector: Projector | None = None,
-    widest: int | None = None,
-) -> SplitModel:
-    """Return the model of a configuration, or the ``own`` one, cut as configured; the same on every machine.
-
-    ``projector`` replaces the configuration's: a client needs none.
-    """
-    settings = config.model
-    projector = projector or settings.projector
-    seed = seeds.derive(config.seed, "model")
-    if own is None:
-        return build(
-            settings.table,
-            shape,
-            classes,
-            cut=settings.cut,
-            projector=projector,
-            projection=settings.projection,
-            seed=seed,
-            widest=widest,
-        )
-    with globally_seeded(seed):
-        check_own(own, shape, classes)  # lazy layers draw their weights here
-        limit = widest or NARROW_HEAD
-        return split(own, shape, settings.cut, projector, settings.projection, limit)
-
-
-def with_layers_of(config: Config, own: Own | None) -> Config:
-    """Return ``config`` with the ``own`` model as a table, so that others can build it again.
-
-    A model that no table describes is called ``code-`` and a digest of its parts: it can be trained here, but not by devices, and
-    a resumed run needs it as an argument again.
-    """
-    if own is None:
-        return config
-    assert isinstance(own, nn.Sequential)
-    described: dict[str, Any]
-    try:
-        described = {"layers": layers_of(own)}
-    except ValueError as error:
-        log.info("the configuration cannot hold the given model: %s", error)
-        described = {"name": f"{CODE}-{digest_of(own)}", "layers": None}
-    model = ModelConfig.model_validate({**config.model.model_dump(), **described})
-    return config.model_copy(update={"model": model})

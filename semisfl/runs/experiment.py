@@ -23,8 +23,8 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
 from semisfl.metrics import RoundMetrics
+from semisfl.models.build import build_model
 from semisfl.models.own import Own, own_copy
-from semisfl.models.split import build_model
 from semisfl.runs.portable import Description, answering_weights, data_digest, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
 from semisfl.runs.run_data import check_clients, check_partition, divide, load_data

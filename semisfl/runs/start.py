@@ -14,8 +14,8 @@ from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
 from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.setup import NetworkOptions
+from semisfl.models.build import with_layers_of
 from semisfl.models.own import Own, is_sequential, stages_of
-from semisfl.models.split import with_layers_of
 from semisfl.runs import checkpoint, health, run_log
 from semisfl.runs.arguments import check_config, check_means, usual_modes
 from semisfl.runs.callbacks import Callback

@@ -14,7 +14,8 @@ from semisfl.engine.inference import outputs
 from semisfl.files import cache_folder
 from semisfl.fleet.consent import about_images
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.models.split import SplitModel, build
+from semisfl.models.build import build
+from semisfl.models.split import SplitModel
 from semisfl.net.client.identity import Target
 from semisfl.net.client.owner import Owner
 from semisfl.net.frames import encode

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from semisfl.models.build import build
 from semisfl.models.own import Own, feature_shape, globally_seeded, own_copy
 from semisfl.models.shapes import MAX_OUTPUT
-from semisfl.models.split import build, split
+from semisfl.models.split import split
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.portable import PARTS, Description

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.algorithm.losses import References, consistency, contrastive, most_likely, pseudo_label
-from semisfl.models import split as models
+from semisfl.models.build import build
 
 KAPPA = 0.2
 
@@ -180,7 +180,7 @@ def test_pseudo_label_at_the_threshold() -> None:
 
 
 def test_the_clustering_loss_trains_bottom_and_projector_but_not_the_top() -> None:
-    model = models.build("cnn", (1, 16, 16), 3, seed=1)
+    model = build("cnn", (1, 16, 16), 3, seed=1)
     rng = seeds.generator(0, "reach")
     images = torch.from_numpy(rng.normal(size=(6, 1, 16, 16))).float()
     labels = torch.tensor([0, 1, 2, 0, 1, 2])

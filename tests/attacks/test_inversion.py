@@ -13,7 +13,7 @@ from semisfl.attacks.scene import Scene, layers_of, stage_ends
 from semisfl.data.augment import Normalizer
 from semisfl.data.partition import Partition, split
 from semisfl.data.sources import load
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.settings.config import parse
 from semisfl.settings.policy import Policy
 

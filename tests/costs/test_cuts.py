@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from semisfl.costs.cuts import cut_of, every_cut
-from semisfl.models import split as models
+from semisfl.models.build import build
 from semisfl.models.zoo import MODELS
 from semisfl.settings import config
 from semisfl.settings.config import Config
@@ -33,7 +33,7 @@ def test_sizes_are_those_of_the_model_cut_there(table: str) -> None:
     cuts = every_cut(cut_of(options, shape, classes))
     assert len(cuts) >= 7
     for cut in cuts:
-        model = models.build(options.model.table, shape, classes, cut=cut.index, projector="none")
+        model = build(options.model.table, shape, classes, cut=cut.index, projector="none")
         assert cut.features == model.features
         assert cut.sizes(5, 3, options.wire) == sizes_of(model, 5, 3, options.wire), cut.name
     # What is no possible cut here is refused by the model too.
@@ -41,7 +41,7 @@ def test_sizes_are_those_of_the_model_cut_there(table: str) -> None:
     for index in range(1, len(cuts[0].layers)):
         if index not in possible:
             with pytest.raises(ValueError, match="leaves"):
-                models.build(options.model.table, shape, classes, cut=index, projector="none")
+                build(options.model.table, shape, classes, cut=index, projector="none")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -49,7 +49,7 @@ def test_operations_are_those_torch_counts(name: str) -> None:
     row = MODELS[name]
     cut = cut_of(settings(name=name), row.shape, row.classes)
     with torch.device("meta"):
-        model = models.build(name, row.shape, row.classes)
+        model = build(name, row.shape, row.classes)
         images = torch.empty(1, *row.shape)
     for module, inputs, ours in (
         (model.bottom, images, cut.bottom_flops),

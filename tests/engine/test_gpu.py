@@ -14,7 +14,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.host import HostShelf
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
-from semisfl.models import split as models
+from semisfl.models.build import build
 from semisfl.models.stack import Stack
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
@@ -168,7 +168,7 @@ def test_settings_beyond_the_paper_run_captured(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize("name", ["alexnet", "vgg13", "resnet18", "wrn-28-2"])
 def test_a_stack_computes_what_each_of_its_modules_does(name: str) -> None:
     torch.manual_seed(0)
-    bottom = models.build(name, (3, 32, 32), 10, seed=1).bottom.cuda()
+    bottom = build(name, (3, 32, 32), 10, seed=1).bottom.cuda()
     stack = Stack(bottom, 3, dtype=torch.bfloat16)
     assert len(stack.parameters) == len(list(bottom.parameters()))  # one for all slots
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_steps_beside_the_backward_pass_are_the_same_steps() -> None:
     images = torch.randn(16, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
     ends = []
     for streams in (None, hardware.streams):
-        model = models.build("cnn", (3, 32, 32), 10, seed=2).cuda()
+        model = build("cnn", (3, 32, 32), 10, seed=2).cuda()
         student = hardware.working_copy(nn.Sequential(model.bottom, model.top))
         teacher = Teacher(student, 0.9)
         sgd = SGD(student.parameters(), OptimizerConfig(), streams)

@@ -10,7 +10,7 @@ from semisfl.fleet.base import ClientResult, ClientWork, FullRound, SplitRound
 from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
 from semisfl.fleet.cluster.cluster_split import blocks_of
 from semisfl.fleet.packing import outline, pack, room_for, unpack
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import ConfigError

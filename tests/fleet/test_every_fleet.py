@@ -19,7 +19,7 @@ from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.methods.sizes import Cost
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.settings.config import Config

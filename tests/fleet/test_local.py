@@ -18,6 +18,7 @@ from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models import split as models
+from semisfl.models.build import build
 from semisfl.models.layers import adopt_layers, batchnorms, use_generator
 from semisfl.models.split import SplitModel
 from semisfl.models.stack import Stack
@@ -57,7 +58,7 @@ def split_model(name: str) -> SplitModel:
         return models.split(bn_model(), (1, 16, 16), projection=4)
     if name == "dropout":
         return models.split(bn_model(), (1, 16, 16), cut=12, projection=4)
-    return models.build(name, (1, 16, 16), 3, projector="none", seed=1)
+    return build(name, (1, 16, 16), 3, projector="none", seed=1)
 
 
 def start(fleet: LocalFleet, model: SplitModel, index: int = 0, **more: object) -> SplitRound:
@@ -329,7 +330,7 @@ def test_traffic_is_the_formula_to_the_byte(name: str) -> None:
 )
 def test_per_client_totals_of_the_paper(name: str, bottom_mb: int, features_mb: int) -> None:
     """62.1 MB a client and round on SVHN, 184.3 on CIFAR-10, with B_u = 64 and K_u = 50."""
-    model = models.build(name, (3, 32, 32), 10, projector="none")
+    model = build(name, (3, 32, 32), 10, projector="none")
     bottom = model_size(model.bottom, "fp32")
     assert (bottom, model.features) == (bottom_mb, features_mb)
     total = 3 * bottom + 3 * 4 * 64 * model.features * 50

@@ -19,6 +19,7 @@ from semisfl.methods.fl2 import settings as fl2_settings
 from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.models import split as models
+from semisfl.models.build import build
 from semisfl.runs import checkpoint
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
@@ -153,7 +154,7 @@ def test_formulas_give_the_totals_of_the_papers_models() -> None:
         ("vgg13", 96, 32): (201.5, 360.9),
     }
     for (name, side, batch), expected in published.items():
-        model = models.build(name, (3, side, side), 10, projector="none")
+        model = build(name, (3, side, side), 10, projector="none")
         sizes = sizes_of(model, batch, 50)
         got = (
             semisfl_settings.cost(sizes, semisfl_settings.SemiSFLSettings()).total / 1e6,

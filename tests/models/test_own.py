@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
+from semisfl.models.build import build_model
 from semisfl.models.own import check_own, stages_of
-from semisfl.models.split import build_model, split
+from semisfl.models.split import split
 from tests import toy
 
 SHAPE = (3, 12, 12)

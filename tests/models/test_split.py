@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.models import split as models
+from semisfl.models.build import build, build_model, uncut
 from semisfl.models.layers import (
     ConvBlock,
     Dropout,
@@ -22,7 +23,7 @@ from semisfl.models.layers import (
 )
 from semisfl.models.own import stages_of
 from semisfl.models.shapes import Shape
-from semisfl.models.split import SplitModel, build, parameter_count, split
+from semisfl.models.split import SplitModel, parameter_count, split
 from semisfl.settings import presets
 from tests.twin import bn_model
 
@@ -39,7 +40,7 @@ TABLE = {
 def test_parameter_counts(name: str) -> None:
     shape, classes, bottom, top, features = TABLE[name]
     # Memory for VGG16's head alone would be 656 MB: count without it, and the head by arithmetic.
-    model = models.build(name, shape, classes, projector="none")
+    model = build(name, shape, classes, projector="none")
     assert parameter_count(model.bottom) == bottom
     assert parameter_count(model.top) == top
     assert model.features == features == model.keys
@@ -54,7 +55,7 @@ def test_projection_heads() -> None:
         "none": (0, d),
     }
     for kind, (count, width) in expected.items():
-        model = models.build("cnn", (3, 32, 32), 10, projector=kind)  # type: ignore[arg-type]
+        model = build("cnn", (3, 32, 32), 10, projector=kind)  # type: ignore[arg-type]
         assert parameter_count(model.projector) == count
         assert model.keys == width
         z = model.project(model.bottom(torch.rand(4, 3, 32, 32)))
@@ -78,7 +79,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 def small_alexnet() -> nn.Sequential:
     """AlexNet's layers in their order, a sixteenth as wide, so that every cut can be tried."""
-    layers = list(models.uncut("alexnet", (1, 8, 8), 3).named_children())
+    layers = list(uncut("alexnet", (1, 8, 8), 3).named_children())
     thin: list[tuple[str, nn.Module]] = []
     for name, layer in layers:
         if isinstance(layer, nn.Conv2d):
@@ -111,7 +112,7 @@ def residual_model() -> nn.Sequential:
 
 
 WHOLES = {
-    "cnn": (lambda: models.uncut("cnn", (1, 16, 16), 3), (1, 16, 16)),
+    "cnn": (lambda: uncut("cnn", (1, 16, 16), 3), (1, 16, 16)),
     "alexnet": (small_alexnet, (1, 8, 8)),
     "own": (bn_model, (1, 16, 16)),
     "residual": (residual_model, (1, 16, 16)),
@@ -166,8 +167,8 @@ def test_split_gradients_equal_the_whole_models_at_every_cut(name: str) -> None:
 
 
 def test_cut_by_index_and_by_name_agree() -> None:
-    by_name = models.build("cnn", (1, 28, 28), 10, cut="relu2", seed=4)
-    by_index = models.build("cnn", (1, 28, 28), 10, cut=5, seed=4)
+    by_name = build("cnn", (1, 28, 28), 10, cut="relu2", seed=4)
+    by_index = build("cnn", (1, 28, 28), 10, cut=5, seed=4)
     assert [n for n, _ in by_name.bottom.named_children()] == [
         n for n, _ in by_index.bottom.named_children()
     ]
@@ -177,7 +178,7 @@ def test_cut_by_index_and_by_name_agree() -> None:
 
 
 def test_default_cut_is_after_the_flatten() -> None:
-    model = models.build("alexnet", (3, 32, 32), 10, projector="none")
+    model = build("alexnet", (3, 32, 32), 10, projector="none")
     assert [name for name, _ in model.bottom.named_children()][-1] == "flatten"
     assert next(name for name, _ in model.top.named_children()) == "drop1"
 
@@ -197,7 +198,7 @@ def test_default_cut_is_after_the_flatten() -> None:
 )
 def test_cut_outside_the_model(cut: int | str, message: str) -> None:
     with pytest.raises(ValueError) as error:
-        models.build("cnn", (1, 28, 28), 10, cut=cut)
+        build("cnn", (1, 28, 28), 10, cut=cut)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -249,26 +250,26 @@ def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
 )
 def test_mistakes_in_a_users_own_model_are_named(own: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        models.build_model(presets.preset("digits"), (1, 4, 4), 3, stages_of(own, (1, 4, 4)))
+        build_model(presets.preset("digits"), (1, 4, 4), 3, stages_of(own, (1, 4, 4)))
 
 
 def test_unknown_model_and_images_too_small() -> None:
     with pytest.raises(
         ValueError, match=r"model.name = 'resnet' is not known; known: cnn, alexnet, vgg13, vgg16"
     ):
-        models.build("resnet", (3, 32, 32), 10)
+        build("resnet", (3, 32, 32), 10)
     with pytest.raises(
         ValueError,
         match=r"model.name = 'cnn' cannot take images of 12x12 pixels; choose another model or larger",
     ):
-        models.build("cnn", (3, 12, 12), 10)
+        build("cnn", (3, 12, 12), 10)
 
 
 def test_weights_follow_from_the_seed_and_global_state_is_left_alone() -> None:
     torch.manual_seed(11)
     expected = torch.rand(1)
     torch.manual_seed(11)
-    one, same, other = (models.build("cnn", (1, 16, 16), 3, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (build("cnn", (1, 16, 16), 3, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
     assert not torch.equal(next(iter(one.parameters())), next(iter(other.parameters())))
@@ -395,14 +396,14 @@ def test_the_head_is_wide_only_where_it_was_published_so(
 ) -> None:
     """As wide as its input for a named model at its published image size; 2,048 at most elsewhere."""
     with torch.device("meta"):
-        model = models.build(name, shape, 10, cut=cut)
+        model = build(name, shape, 10, cut=cut)
     widths = [one.out_features for one in model.projector if isinstance(one, nn.Linear)]
     assert model.features == features and widths == [hidden, 128]
 
 
 def test_the_head_of_a_model_of_ones_own_is_bounded() -> None:
     own = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 900, 10))
-    model = models.build_model(presets.preset("digits"), (1, 30, 30), 10, own)
+    model = build_model(presets.preset("digits"), (1, 30, 30), 10, own)
     assert model.features == 3600 and model.projector[0].out_features == 2048  # type: ignore[index]
 
 
@@ -489,7 +490,7 @@ def test_a_groupnorm_that_sees_the_images_themselves_does_not_end_the_process(
 
 def test_first_weights_are_those_of_the_seed_also_if_threads_build_at_once() -> None:
     def built(seed: int) -> Tensor:
-        weights = models.build("cnn", (1, 28, 28), 10, seed=seed).state_dict().values()
+        weights = build("cnn", (1, 28, 28), 10, seed=seed).state_dict().values()
         return torch.cat([one.flatten() for one in weights])
 
     alone = [built(seed) for seed in range(12)]

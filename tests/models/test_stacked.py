@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from semisfl.engine.sgd import SGD
-from semisfl.models import split as models
+from semisfl.models.build import build
 from semisfl.models.layers import Dropout, Layers, Residual, use_generator
 from semisfl.models.stack import Stack
 from semisfl.models.zoo import MODELS
@@ -140,7 +140,7 @@ def test_a_single_slot_computes_the_same() -> None:
 
 @pytest.mark.parametrize(("name", "cut"), [("resnet18", "relu2_2"), ("wrn-28-2", "flatten")])
 def test_residual_models_together(name: str, cut: str) -> None:
-    model = models.build(name, (2, 8, 8), 3, cut=cut, projector="none", seed=1)
+    model = build(name, (2, 8, 8), 3, cut=cut, projector="none", seed=1)
     alike(model.bottom, (2, 8, 8), training=True)
 
 
@@ -151,7 +151,7 @@ def test_residual_models_together(name: str, cut: str) -> None:
 )
 def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
     known = MODELS[name]
-    whole = models.build(name, known.shape, known.classes, projector="none").whole()
+    whole = build(name, known.shape, known.classes, projector="none").whole()
     assert Stack(whole, 1, trainable=False, together=True)._pass is not None
 
 

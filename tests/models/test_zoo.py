@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl.models import split as models
+from semisfl.models.build import build, uncut
 from semisfl.models.layers import Dropout
 from semisfl.models.shapes import place
 from semisfl.models.split import parameter_count
@@ -92,7 +92,7 @@ def test_the_papers_models_as_in_plain_torch(name: str) -> None:
     torch.manual_seed(3)
     plain = nn.Sequential(OrderedDict(make())).eval()
     torch.manual_seed(3)
-    table = models.uncut(name, (3, side, side), 10).eval()
+    table = uncut(name, (3, side, side), 10).eval()
     expected, result = plain.state_dict(), table.state_dict()
     assert list(result) == list(expected)
     assert [key for key, _ in table.named_children()] == [key for key, _ in plain.named_children()]
@@ -211,11 +211,11 @@ def test_residual_models_as_usually_written(
     features: int,
 ) -> None:
     """Parameter counts of the literature (11.17 and 1.47 million), and the same function of the weights."""
-    split = models.build(name, (3, 32, 32), 10, projector="none")
+    split = build(name, (3, 32, 32), 10, projector="none")
     assert (parameter_count(split.bottom), parameter_count(split.top)) == (bottom, top)
     assert split.features == features
     assert [key for key, _ in split.bottom.named_children()][-2:] == ["avgpool", "flatten"]
-    plain, table = nn.Sequential(OrderedDict(make())), models.uncut(name, (3, 32, 32), 10)
+    plain, table = nn.Sequential(OrderedDict(make())), uncut(name, (3, 32, 32), 10)
     state = {renamed(key): value for key, value in plain.state_dict().items()}
     assert state.keys() == table.state_dict().keys()
     table.load_state_dict(state)
@@ -229,7 +229,7 @@ def test_residual_models_as_usually_written(
 def test_counts_by_arithmetic_and_on_the_meta_device_agree(name: str) -> None:
     row = MODELS[name]
     with torch.device("meta"):
-        model = models.build(name, row.shape, row.classes, projector="none")
+        model = build(name, row.shape, row.classes, projector="none")
     placed = place(row.table(), row.shape, row.classes)
     parts = [*model.bottom.named_children(), *model.top.named_children()]
     assert [(key, parameter_count(layer)) for key, layer in parts] == [

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from semisfl.fleet.packing import joined
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, LoopThread, cut
 from semisfl.net.frames import encode

@@ -10,7 +10,7 @@ import grpc
 import torch
 
 from semisfl.fleet.packing import joined
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.net.frames import encode
 from semisfl.net.terms import Terms
 from tests.net.rogue_server import Peer, RogueServer, Script, attacked, split_frame, terms

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from semisfl.models import split as models
+from semisfl.models.build import build
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, decode, encode
 from semisfl.net.messages import Schemas
@@ -26,7 +26,7 @@ SETTINGS = config.parse(
     {"clients": {"total": 2, "active": 1}, "wire": {"gradients": "int8", "models": "fp16"}}
 )
 TERMS = Terms(SETTINGS, (1, 28, 28), 10, (0.5,), (0.5,))
-SCHEMAS = Schemas.of(SETTINGS, models.build("cnn", (1, 28, 28), 10, projector="none"))
+SCHEMAS = Schemas.of(SETTINGS, build("cnn", (1, 28, 28), 10, projector="none"))
 
 
 def hello(**change: Any) -> dict[str, Any]:

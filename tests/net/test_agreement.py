@@ -15,7 +15,7 @@ from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
 from semisfl.fleet.packing import joined, tensor_names
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.net.client.agreement import most_begun
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.rejection import Rejected

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from semisfl.engine.hardware import Hardware
-from semisfl.models.split import build, build_model
+from semisfl.models.build import build, build_model
 from semisfl.models.zoo import MODELS
 from semisfl.net.client.budget import Budget
 from semisfl.net.terms import Terms

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semisfl.fleet.packing import joined, tensor_names
-from semisfl.models.split import build_model
+from semisfl.models.build import build_model
 from semisfl.net.terms import Terms
 from tests.net.harness import Client, network, tiny, until
 from tests.net.rogue_server import Peer, attacked, folder_of_images, rogue, split_frame, terms

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.models import split as models
+from semisfl.models.build import build
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
 from semisfl.net.client.connection import Connection
@@ -200,7 +200,7 @@ def test_a_client_sends_features_weights_and_counts_only(
             net.data.images[net.partition.clients[0]] = images
             net.join_all()
             run_rounds(net.experiment)
-        shapes = Schemas.of(config, models.build("cnn", (1, SIDE, SIDE), CLASSES))
+        shapes = Schemas.of(config, build("cnn", (1, SIDE, SIDE), CLASSES))
         everything = b"".join(sent)
         allowed = {
             "hello": messages.HELLO,

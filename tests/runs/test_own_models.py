@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.cli.main import main
-from semisfl.models import split as models
+from semisfl.models.build import build_model
 from semisfl.models.layers import Residual
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
@@ -222,7 +222,7 @@ def blocks(language: str) -> list[str]:
 def test_the_pages_table_is_a_model() -> None:
     (table,) = [block for block in blocks("toml") if "model.layers" in block]
     chosen = config.parse(tomllib.loads(table))
-    model = models.build_model(chosen, (1, 28, 28), 10)
+    model = build_model(chosen, (1, 28, 28), 10)
     assert [name for name, _ in model.bottom.named_children()][-3:] == [
         *("relu2", "avgpool1", "flatten1"),
     ]
@@ -240,4 +240,4 @@ def test_the_pages_python_writes_a_table() -> None:
         "flatten",
         "linear",
     ]
-    assert models.build_model(chosen, (1, 28, 28), 10)(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+    assert build_model(chosen, (1, 28, 28), 10)(torch.randn(2, 1, 28, 28)).shape == (2, 10)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from semisfl import Callback, load, resume, train
 from semisfl.models import split as models
+from semisfl.models.build import build, build_model
 from semisfl.net.terms import Terms
 from semisfl.runs.pretrained import start_from, widest_head_in
 from semisfl.settings.config import Config, ConfigError
@@ -72,7 +73,7 @@ def test_torchvisions_resnet_fits_but_for_its_stem_and_head(tmp_path: Path, warn
         {"state_dict": {f"module.{key}": value for key, value in stored.items()}},
         tmp_path / "a.pth",
     )
-    model = models.build("resnet18", (3, 32, 32), 10)
+    model = build("resnet18", (3, 32, 32), 10)
     before = {key: value.clone() for key, value in model.whole().state_dict().items()}
     start_from(model, str(tmp_path / "a.pth"), "resnet18")
     after = {key.partition(".")[2]: value for key, value in model.whole().state_dict().items()}
@@ -95,7 +96,7 @@ def test_torchvisions_resnet_fits_but_for_its_stem_and_head(tmp_path: Path, warn
 
 
 def test_the_names_of_wide_resnets(tmp_path: Path) -> None:
-    model = models.build("wrn-28-2", SHAPE, 10)
+    model = build("wrn-28-2", SHAPE, 10)
     own_names = {key.partition(".")[2]: value for key, value in model.whole().state_dict().items()}
     theirs = {}
     for key, value in own_names.items():
@@ -193,7 +194,7 @@ def test_a_file_that_executes_code_is_refused_and_nothing_runs(
     bomb: Any = {"conv1.weight": torch.zeros(1), "bomb": Bomb(tmp_path / "owned")}
     torch.save({"state_dict": bomb} if wrapped else bomb, tmp_path / "evil.pth")
     with pytest.raises(ConfigError, match="would execute code from it; save its state_dict"):
-        start_from(models.build("cnn", SHAPE, 10), str(tmp_path / "evil.pth"), "cnn")
+        start_from(build("cnn", SHAPE, 10), str(tmp_path / "evil.pth"), "cnn")
     assert not (tmp_path / "owned").exists()
 
 
@@ -237,12 +238,12 @@ def _write(tmp_path: Path, kind: str) -> Path:
 )
 def test_what_is_wrong_with_a_file_is_one_line(kind: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=reason) as error:
-        start_from(models.build("cnn", (3, 32, 32), 10), str(_write(tmp_path, kind)), "cnn")
+        start_from(build("cnn", (3, 32, 32), 10), str(_write(tmp_path, kind)), "cnn")
     assert "\n" not in str(error.value)
 
 
 def test_a_folder_is_no_file_of_weights_and_a_run_has_one(tmp_path: Path) -> None:
-    model = models.build("cnn", SHAPE, 10)
+    model = build("cnn", SHAPE, 10)
     with pytest.raises(ConfigError, match=r"is a folder; give a \.safetensors or \.pth file"):
         start_from(model, str(tmp_path), "cnn")
     for name in ("latest", "best"):
@@ -260,5 +261,5 @@ def test_a_run_with_a_wider_head_than_todays_can_be_continued() -> None:
     old = {"method": {"student": {"projector.0.weight": torch.empty(3000, 3000)}}}
     today = {"method": {"student": {"projector.0.weight": torch.empty(2048, 3000)}}}
     assert widest_head_in(old) == models.WIDEST_HEAD and widest_head_in(today) is None
-    model = models.build_model(settings(), (1, 36, 36), 10, widest=models.WIDEST_HEAD)
+    model = build_model(settings(), (1, 36, 36), 10, widest=models.WIDEST_HEAD)
     assert model.projector[0].out_features == model.features == 2304  # type: ignore[index]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from semisfl.cli.main import main
-from semisfl.models.split import build, parameter_count
+from semisfl.models.build import build
+from semisfl.models.split import parameter_count
 from semisfl.models.zoo import MODELS
 from semisfl.settings import catalog, config, lookup, robust
 from semisfl.settings import run as run_settings

@@ -12,8 +12,8 @@ from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.caps import Held
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
+from semisfl.models.build import build_model
 from semisfl.models.shapes import Shape
-from semisfl.models.split import build_model
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.messages import Schemas
