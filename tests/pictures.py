@@ -1,4 +1,4 @@
-"""What tests ask of a picture."""
+"""Measure pictures, for tests."""
 
 from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What the parts of a model that is there weigh on the wire: costs are held to it."""
+"""Return the bytes that the parts of a real model have on the wire, to compare costs with."""
 
 from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.methods.sizes import Sizes

@@ -1,4 +1,4 @@
-"""What the README tells people to do works as it says, and the commands of every page exist."""
+"""Test that the README's instructions work, and that the commands of every page exist."""
 
 import io
 import re

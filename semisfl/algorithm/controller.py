@@ -80,7 +80,7 @@ class Controller:
             self._lower(round(self._lowered))
 
     def _decide_raw(self) -> None:
-        # R_h is over ten differences (period / window), thus over eleven windows. Whole ones only,
+        # R_h is over ten differences (period / window), so over eleven windows. Whole ones only,
         # counted from round 0, so that a mean does not change once it is formed.
         if self._seen < self.config.period + self._window:
             return

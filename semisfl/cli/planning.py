@@ -25,7 +25,7 @@ Uplink = Annotated[
     ),
 ]
 Downlink = Annotated[
-    str, typer.Option(metavar="MBIT/S", help="A client's download speed, written likewise.")
+    str, typer.Option(metavar="MBIT/S", help="A client's download speed, written like --uplink.")
 ]
 Latency = Annotated[
     float,

@@ -14,6 +14,8 @@ import typer
 from semisfl.cli import console
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from semisfl.net.server.fleet import NetworkFleet
     from semisfl.runs.sinks import Sink
 
@@ -37,17 +39,11 @@ def watch(
 ) -> None:
     """Serve a web page that follows runs. It only reads them; Ctrl-C ends it."""
     _require("watch", *PACKAGES)
-    from semisfl.watch.address import Address, serving
-    from semisfl.watch.app import make_app
-    from semisfl.watch.unnamed import Unnamed
-    from semisfl.watch.views import Runs
-
-    address = Address.parse("--listen", listen, token_file, certs)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with serving(make_app((Runs if address.token else Unnamed)(runs)), address) as url:
-        say_where(url, address.token is not None)
+    with _port("--listen", listen, token_file, certs) as serve:
+        _serve_page(serve, runs, token_file)
         ended.wait()
 
 
@@ -55,26 +51,41 @@ def write_html(runs: list[Path], place: Path) -> None:
     """Write the page as one file; records are read as run directories are."""
     _require("watch", *PACKAGES)
     from semisfl.runs import record
-    from semisfl.runs.reading import SUFFIX
+    from semisfl.runs.reading import no_run
     from semisfl.watch.inline import write_page
     from semisfl.watch.views import Runs
 
     with tempfile.TemporaryDirectory() as temporary:
         views = Runs(record.unpacked(runs, Path(temporary)))
         if not views.listing()["runs"]:
-            folders = ", ".join(map(str, runs))
-            raise ValueError(
-                f"{folders} holds no run (no config.toml or *{SUFFIX} in it or directly below it); "
-                "name a run or a folder of runs"
-            )
+            raise no_run(", ".join(map(str, runs)))
         write_page(views, place)
     print(f"page: {place}")
 
 
-def say_where(url: str, token: bool) -> None:
-    console.say(
-        f"watch on {url}" + ("?token=TOKEN with the token of --token-file" if token else "")
-    )
+Serve = Callable[["ASGIApp"], str]
+"""Serves an app at the port that was taken, and returns its URL."""
+
+
+@contextlib.contextmanager
+def _port(option: str, listen: str, token_file: Path | None, certs: Path | None) -> Iterator[Serve]:
+    """Take the port of ``option`` now, so that a wrong one fails before anything starts."""
+    from semisfl.watch.address import Address, serving
+
+    address = Address.parse(option, listen, token_file, certs)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(address.bind())
+        yield lambda app: stack.enter_context(serving(app, address, listener))
+
+
+def _serve_page(serve: Serve, runs: list[Path], token_file: Path | None) -> None:
+    from semisfl.watch.app import make_app
+    from semisfl.watch.unnamed import Unnamed
+    from semisfl.watch.views import Runs
+
+    url = serve(make_app((Runs if token_file else Unnamed)(runs)))
+    token = "?token=TOKEN with the token of --token-file" if token_file else ""
+    console.say(f"watch on {url}{token}")
 
 
 @contextlib.contextmanager
@@ -86,21 +97,8 @@ def beside(
         yield lambda place: None
         return
     _require("watch", *PACKAGES)
-    from semisfl.watch.address import Address, serving
-    from semisfl.watch.app import make_app
-    from semisfl.watch.unnamed import Unnamed
-    from semisfl.watch.views import Runs
-
-    address = Address.parse("--watch", listen, token_file, certs)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(address.bind())
-
-        def show(place: Path) -> None:
-            views = (Runs if address.token else Unnamed)([place])
-            url = stack.enter_context(serving(make_app(views), address, listener))
-            say_where(url, address.token is not None)
-
-        yield show
+    with _port("--watch", listen, token_file, certs) as serve:
+        yield lambda place: _serve_page(serve, [place], token_file)
 
 
 @contextlib.contextmanager
@@ -112,12 +110,9 @@ def exported(
         yield lambda fleet: []
         return
     _require("metrics", "starlette", "uvicorn", "prometheus_client")
-    from semisfl.watch.address import Address, serving
     from semisfl.watch.exporter import Exporter, Gate
 
-    address = Address.parse("--metrics", listen, token_file, certs)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(address.bind())
+    with _port("--metrics", listen, token_file, certs) as serve:
 
         def tell(fleet: "NetworkFleet") -> list["Sink"]:
             gate = Gate(
@@ -130,8 +125,7 @@ def exported(
                 events=lambda: fleet.device_log.events,
             )
             exporter = Exporter(gate)
-            url = stack.enter_context(serving(exporter.app, address, listener))
-            console.say(f"metrics on {url}metrics")
+            console.say(f"metrics on {serve(exporter.app)}metrics")
             return [exporter]
 
         yield tell

@@ -11,7 +11,7 @@ def _log(client: int, why: str) -> None:
 
 
 class HeldBack:
-    """Kept for the round at hand; ``tell`` is called at once."""
+    """Keep the reasons of the current round, and pass each to ``tell`` at once."""
 
     def __init__(self, tell: Callable[[int, str], None] = _log) -> None:
         self._tell = tell

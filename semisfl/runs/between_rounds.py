@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from semisfl.fleet.base import AbnormalValues, RoundAborted
-from semisfl.fleet.byte_counts import by_client
+from semisfl.fleet.byte_counts import alike_clients
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.advice import Advice, about_batchnorm, against_divergence
@@ -121,7 +121,8 @@ class Rounds:
             held_back=fleet.held_back.take(),
             bytes=fleet.traffic.by_kind(),
             bytes_total=fleet.traffic.total(),
-            bytes_by_client=by_client(fleet.traffic.since(self._counted) + self._undone) or None,
+            bytes_by_client=alike_clients(fleet.traffic.since(self._counted) + self._undone)
+            or None,
             bytes_repeated=self._repeated or None,
             seconds=trained - started,
             seconds_training=trained - begun,

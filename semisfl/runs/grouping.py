@@ -10,9 +10,9 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import alike_but_for_seed, flatten
 from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.reading import (
-    SUFFIX,
     holds_run,
     name_of,
+    no_run,
     read_config,
     read_holdings,
     read_rounds,
@@ -93,10 +93,7 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         inside = [path] if holds_run(path) else runs_inside(path)
         if not inside:
-            raise ValueError(
-                f"{path} holds no run (no config.toml or *{SUFFIX} in it or directly below it); "
-                "name a run or a folder of runs"
-            )
+            raise no_run(str(path))
         for place in inside:
             runs.setdefault(place.resolve(), read_run(place))
     if not any(run.tested for run in runs.values()):

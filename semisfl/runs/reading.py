@@ -41,6 +41,14 @@ def runs_inside(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if holds_run(path)) if folder.is_dir() else []
 
 
+def no_run(places: str) -> ValueError:
+    """Return the error for paths at which there is no run."""
+    return ValueError(
+        f"{places} holds no run (no config.toml or *{SUFFIX} in it or directly below it); "
+        "name a run or a folder of runs"
+    )
+
+
 def name_of(path: Path) -> str:
     """Return a run's name: that of its directory, or of its record without the suffix."""
     return path.name.removesuffix(SUFFIX)

@@ -52,7 +52,7 @@ class Listener(socket.socket):
             if error.errno not in EXHAUSTED:
                 raise
             self._tell(f"no connection can be taken: {error.strerror}")
-            time.sleep(0.1)  # whoever waits is still there
+            time.sleep(0.1)  # the clients that wait are still there
             raise BlockingIOError from error
         self._taken = [one for one in self._taken if one.fileno() != -1]
         if len(self._taken) >= self._room:

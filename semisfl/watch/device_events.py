@@ -42,7 +42,7 @@ class DeviceEvents:
         elif kind in ("refused", "removed") and name != "?":
             reason = str(event.get("reason", ""))
             ends = ("its certificate is revoked", f"the certificate of {name} is revoked")
-            # Runs of earlier versions do not say whose words it is.
+            # Runs of earlier versions do not say who stated the reason.
             by = event.get("by", "device" if "the client's policy: " in reason else "server")
             state = "revoked" if by == "server" and reason.endswith(ends) else kind
             self.turned_away[name] = {"state": state, "reason": reason, "seen": event.get("time")}

@@ -1,4 +1,4 @@
-"""How the supervised steps are adapted, on hand-made loss series."""
+"""Test how the controller adapts the supervised steps, on hand-made losses."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The memory queue: what is a reference, what may be a positive, and what is forgotten when."""
+"""Test the memory queue: references, positives, and when keys leave it."""
 
 import math
 

@@ -15,7 +15,7 @@ from semisfl.fleet.hijack_detection import LIMIT, WINDOW, HijackDetector, alignm
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.client.rejection import Rejected
 from semisfl.settings.policy import DevicePolicy
-from tests.net.harness import Network, tiny
+from tests.net.harness import Network, audited, tiny
 
 LAYERS = [
     {"kind": "conv", "channels": 8, "kernel": 5, "stride": 2},
@@ -93,8 +93,7 @@ def test_a_device_that_refuses_hijacking_leaves_and_names_the_reason(
     digits.clients[0].join(10)
     error = digits.clients[0].error
     assert isinstance(error, Rejected) and "gradients look like hijacking" in str(error)
-    audit = [r.getMessage() for r in caplog.records if r.name == "semisfl.audit"]
-    assert "the client's policy: gradients look like hijacking" in audit[-1]
+    assert "the client's policy: gradients look like hijacking" in audited(caplog)[-1]
 
 
 def test_a_device_that_only_warns_continues(

@@ -1,4 +1,4 @@
-"""What the bottom that goes back shows: the inputs of its last layer, unless noise hides them."""
+"""Test that an uploaded bottom shows the inputs of its last layer, unless noise hides them."""
 
 import pytest
 import torch

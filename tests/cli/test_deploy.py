@@ -186,7 +186,7 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
 def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever bytes come to its port, and whoever else wants to serve the run."""
+    """It survives any bytes at its port, and a second server of the same run is refused."""
     words = [*serve_words(labeled, "digits"), "--out", "out", *TINY, "stop.gigabytes=1e-9"]
     with served(*words) as (server, port):
         for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)):

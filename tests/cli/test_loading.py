@@ -1,4 +1,4 @@
-"""What commands load: a person who asks a question does not wait for what trains or draws."""
+"""Test that commands import only what they need: `--help` does not wait for torch or matplotlib."""
 
 import json
 import re

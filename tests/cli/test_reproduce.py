@@ -1,4 +1,4 @@
-"""``semisfl reproduce``: what is missing is run once, whoever else does, and what is begun goes on."""
+"""``semisfl reproduce`` trains missing runs once, also beside another process, and continues unfinished ones."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a plan says and a replay replays, real runs send: to the byte, by kind, client and round, simulated
+"""Test that real runs send what plans and replays compute: to the byte, by kind, client and round, simulated
 and over a network, with and without codecs."""
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a plan says beforehand; that runs send as much: `test_equal`."""
+"""Test plans; `test_equal` tests that runs send as many bytes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What one server carries: the numbers are the measured ones, here, in the command and in the docs."""
+"""Test what one server carries: the code, the command and the docs have the measured numbers."""
 
 import json
 import shlex

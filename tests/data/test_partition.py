@@ -1,4 +1,4 @@
-"""Who holds what: the rule for IID and Dirichlet shards, and its promises for any input."""
+"""Test partitions: the rule for IID and Dirichlet shards, and its promises for any input."""
 
 import numpy as np
 import pytest

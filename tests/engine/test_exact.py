@@ -1,4 +1,4 @@
-"""How far float32 lets the engine and the plain twin stray from what float64 gives."""
+"""Test how far the engine and the plain twin, in float32, are from results in float64."""
 
 from semisfl.runs.experiment import assemble
 from semisfl.runs.run_data import divide

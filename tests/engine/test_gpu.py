@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured steps, fused kernels, working copies. Run with ``-m gpu``."""
+"""Test what needs a GPU: captured steps, fused kernels, working copies. Run with ``-m gpu``."""
 
 from pathlib import Path
 from typing import Any

@@ -130,7 +130,7 @@ def test_convolutions_with_stride_and_nothing_after(
 
     x = channels_last(clients * 2, channels, *size).requires_grad_(gradient_of_images)
     entries = kernel[0] * kernel[1] * channels
-    # Channels-first here: whoever stacks weights of other tensors need not lay them out.
+    # Channels-first here: callers that stack weights of other tensors need not change their layout.
     weight = (random(clients, out, channels, *kernel) / entries**0.5).requires_grad_()
     bias = random(clients, out).requires_grad_()
     mine = fused_convolution(x, weight, bias if biased else None, pad, stride, Epilogue())

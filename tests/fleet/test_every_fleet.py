@@ -1,4 +1,4 @@
-"""What every fleet promises, run over each of them against the plain twin.
+"""Test the promises of a fleet on every kind of fleet, against the plain twin.
 
 A further kind of fleet joins by an entry in `FLEETS`.
 """

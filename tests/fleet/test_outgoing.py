@@ -1,4 +1,4 @@
-"""What leaves a client: nothing but through one place, and nothing that its policy forbids."""
+"""Test that everything leaves a client in one place, and nothing that its policy forbids."""
 
 import ast
 import struct

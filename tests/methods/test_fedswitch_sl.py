@@ -50,7 +50,7 @@ class ByHand:
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_missing_clients_do_not_affect_those_that_answer(missing: int) -> None:
-    """Each gets the gradient of its own mean under its own labeller, whoever is missing."""
+    """Each gets the gradient of its own mean under its own labeller, also if others are missing."""
     method = make("fedswitch.confidence_threshold=0.3")
     method.round(0)
     method.skew = {0: 0.1, 1: 0.9, 2: 0.2}  # the student labels client 1, the teacher the others

@@ -1,4 +1,4 @@
-"""What methods that train whole models report of their clients."""
+"""Test what full-model methods report about their clients."""
 
 import pytest
 import torch

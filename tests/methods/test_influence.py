@@ -1,4 +1,4 @@
-"""How much one client's features can do, by hand; and that nothing changes where nobody asked."""
+"""Test the limits on one client's features by hand, and that nothing changes without them."""
 
 import pytest
 import torch

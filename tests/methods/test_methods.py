@@ -1,4 +1,4 @@
-"""What holds for every method: it learns, counts its bytes, repeats itself and resumes exactly."""
+"""Test every method: it learns, counts its bytes, repeats itself and resumes exactly."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What belongs together stays together on its way through a method: labels, buffers, limits, warm-up."""
+"""Test that methods keep images, labels, buffers, limits and warm-up paired."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a round reports of its pseudo-labels: by hand, and against labels made outside the methods."""
+"""Test a round's metrics of pseudo-labels against numbers by hand and labels made outside the methods."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""A run under constant attack: what happens follows from a seed, what comes out must not.
+"""Run under constant attack; the faults follow from a seed, the result must not depend on them.
 
     python -m tests.net.chaos [--seed N] [--minutes M] [--clients N] [--villains N]
 

@@ -1,4 +1,4 @@
-"""What must be true after a chaos run, and the same run without a network to hold it against."""
+"""Check a chaos run afterwards, and compare it with the same run without a network."""
 
 import dataclasses
 import functools

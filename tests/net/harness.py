@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -429,6 +430,11 @@ class Proxy:
     def close(self) -> None:
         for end in self._sockets:
             end.close()
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines of the audit log."""
+    return [record.getMessage() for record in caplog.records if record.name == "semisfl.audit"]
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> float:

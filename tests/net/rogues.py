@@ -1,4 +1,4 @@
-"""What a malicious server says to a device, by name: for tests, and for `make chaos`."""
+"""Define the attacks of a malicious server on a device, by name, for tests and `make chaos`."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Whatever one client sends, in whatever phase of whatever method: it costs that client its place at
-most, and the run goes on with the others."""
+"""Test that any frame of a client, at any moment of any method, costs that client its place at most: the run
+goes on with the others."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.packing import tensor_names
 from semisfl.net.frames import PROTOCOL, encode
 from semisfl.settings import catalog, lookup
-from tests.net.harness import Client, Network, network, tiny, until, weights
+from tests.net.harness import Client, Network, audited, network, tiny, until, weights
 
 MOMENTS = {
     # hello, ready; then what a client says in a round
@@ -320,8 +320,7 @@ def test_what_the_work_declares_is_all_that_is_taken(
         row = net.experiment.method.round(0)
         assert row.contributing == 2
         assert net.fleet._listener.penalties.strikes == {"plaintext:client-1": 1}
-    refusals = [record for record in caplog.records if record.name == "semisfl.audit"]
-    assert len(refusals) == 1
+    assert len(audited(caplog)) == 1
 
 
 def test_the_simulation_holds_to_the_same_declaration() -> None:

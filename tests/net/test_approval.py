@@ -26,7 +26,7 @@ from semisfl.net.tls import certs
 from semisfl.settings.config import Config
 from semisfl.settings.presets import PRESETS
 from semisfl.stopping import StopFlag, Stopped
-from tests.net.harness import CLASSES, SIDE, Network, network, tiny, until
+from tests.net.harness import CLASSES, SIDE, Network, audited, network, tiny, until
 
 CONV = {"kind": "conv", "channels": 4, "kernel": 3}
 TAIL = [{"kind": "flatten", "name": "flatten"}, {"kind": "linear", "name": "fc"}]
@@ -134,7 +134,7 @@ def test_a_server_with_other_terms_gets_nothing(
     with network(config(**ATTACKS[attack])) as net:
         net.join(0, approval=accepted, load=lambda shape: pytest.fail("images were read"))
         assert f"its owner has not accepted the terms {net.fleet.terms.digest}" in ended(net)
-        until(lambda: bool([r for r in caplog.records if r.name == "semisfl.audit"]))
+        until(lambda: bool(audited(caplog)))
 
 
 def test_other_terms_with_the_same_short_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

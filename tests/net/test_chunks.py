@@ -1,4 +1,4 @@
-"""What a receiver takes of single messages. Whole frames: test_fleet.py."""
+"""Test which single messages a receiver accepts; test_fleet.py has whole frames."""
 
 import pytest
 

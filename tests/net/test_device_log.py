@@ -1,4 +1,4 @@
-"""What is written down of a run's devices."""
+"""Test the files about a run's devices."""
 
 import json
 import logging

@@ -136,7 +136,7 @@ def test_some_active_clients_over_mutual_tls(authority: Path) -> None:
 
 @pytest.fixture
 def wide() -> dict[str, dict]:
-    """Settings of a model whose features are as large as in earnest."""
+    """Settings of a model whose features are as large as in a real run."""
     layers = [*WIDE, {"kind": "linear"}]
     return {"model": {"layers": layers}, "clients": {"batch": 12, "steps": 4}}
 

@@ -1,4 +1,4 @@
-"""How connections and runs end, and what a device's folder may hold."""
+"""Test how connections and runs end, and what a device's folder may hold."""
 
 import os
 import queue

@@ -1,4 +1,4 @@
-"""Who is turned away at the door: everyone who should be, each with one audit line."""
+"""Test that the listener refuses every client that it should, with one audit line each."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from semisfl.net.server import endpoint, refusals
 from semisfl.net.server.session import Session
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import Credentials
-from tests.net.harness import Network, network, on_loop, tiny, until
+from tests.net.harness import Network, audited, network, on_loop, tiny, until
 
 HANDSHAKE = 1.0
 
@@ -158,10 +158,6 @@ def good_hello(**changes: object) -> list[bytes]:
     return list(cut(encode("hello", fields, {}), 0, 0))
 
 
-def audit_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "semisfl.audit"]
-
-
 def test_the_right_client_is_welcomed(
     net: Network, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,7 +165,7 @@ def test_the_right_client_is_welcomed(
     client = net.join(0)
     assert net.fleet.wait_for(1, 10)
     time.sleep(HANDSHAKE + 0.7)
-    assert audit_lines(caplog) == [] and client.error is None
+    assert audited(caplog) == [] and client.error is None
     client.kill()
     client.join(10)
     until(lambda: net.fleet.present() == [])
@@ -228,10 +224,10 @@ def test_refused_in_the_handshake(
         assert (outcome.frames, outcome.code) == (0, grpc.StatusCode.UNAVAILABLE), name
     with socket.create_connection(("localhost", net.port)) as scan:
         scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    until(lambda: len(audit_lines(caplog)) >= len(TLS_REFUSALS) + 1, 5)
+    until(lambda: len(audited(caplog)) >= len(TLS_REFUSALS) + 1, 5)
     time.sleep(0.3)
-    assert len(audit_lines(caplog)) == len(TLS_REFUSALS) + 1
-    assert all("TLS" in line for line in audit_lines(caplog))
+    assert len(audited(caplog)) == len(TLS_REFUSALS) + 1
+    assert all("TLS" in line for line in audited(caplog))
     assert net.fleet.present() == []
 
 
@@ -244,7 +240,7 @@ def test_many_failed_handshakes_leave_few_lines_that_say_so(
             with socket.create_connection(("localhost", net.port)) as scan:
                 scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
         until(lambda: net.fleet.device_log.events["refused"] == 50)
-    lines = audit_lines(caplog)
+    lines = audited(caplog)
     assert len(lines) == refusals.AUDIT_LINES + 1
     assert f"{50 - refusals.AUDIT_LINES} more refused within 900 s" in lines[-1]
     assert "the last: TLS: not TLS" in lines[-1]
@@ -267,7 +263,7 @@ def test_a_revoked_device_that_comes_again_and_again_leaves_few_lines(
     device_log.open(tmp_path, lambda: [])
     on_loop(knocks())
     device_log.close()
-    lines = [line for line in audit_lines(caplog) if "identity=revoked" in line]
+    lines = [line for line in audited(caplog) if "identity=revoked" in line]
     assert len(lines) == refusals.AUDIT_LINES + 1
     assert "reason=5 more refused" in lines[-1] and "of revoked is revoked" in lines[-1]
     written = (tmp_path / "fleet.jsonl").read_text().splitlines()
@@ -401,7 +397,7 @@ def test_refused_at_hello(
         assert net.fleet._listener.penalties.strikes["client-1"] == 1
     assert outcome.frames == (1 if "then" in how else 0)
     # Handshakes that came to nothing on a busy machine are nobody's: their lines name no peer.
-    (line,) = [line for line in audit_lines(caplog) if "refused peer=?" not in line]
+    (line,) = [line for line in audited(caplog) if "refused peer=?" not in line]
     assert "refused peer=ipv" in line and reason in line
     assert net.fleet.present() == []
 
@@ -457,7 +453,7 @@ def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
     net.fleet._listener.penalties.check_certificates()
     client.join(10)
     assert isinstance(client.error, Rejected) and "revoked" in str(client.error)
-    assert net.fleet.present() == [] and len(audit_lines(caplog)) == 1
+    assert net.fleet.present() == [] and len(audited(caplog)) == 1
 
 
 def test_a_client_revoked_while_the_run_is_paused_does_not_take_part(tmp_path: Path) -> None:
@@ -507,4 +503,4 @@ def test_a_connection_that_was_given_up_does_not_fence_its_successor(
             await given_up.close()
 
     assert on_loop(late()) == (grpc.StatusCode.UNAVAILABLE, 0)
-    assert "a later connection of client-0 is here" in audit_lines(caplog)[0]
+    assert "a later connection of client-0 is here" in audited(caplog)[0]

@@ -15,7 +15,7 @@ from semisfl.net.terms import Terms
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
-from tests.net.harness import SIDE, network, tiny, toy_data, until
+from tests.net.harness import SIDE, audited, network, tiny, toy_data, until
 from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
 
 
@@ -61,11 +61,7 @@ def test_a_device_without_it_is_refused_and_both_sides_say_why(
         reason = f"the client does not have method '{PLACE}'; install its package on that device"
         allow = f", and let it join with --allow-method {PLACE}"
         assert reason + allow in str(client.error)
-        assert any(
-            reason in record.getMessage()
-            for record in caplog.records
-            if record.name == "semisfl.audit"
-        )
+        assert any(reason in line for line in audited(caplog))
 
 
 def test_a_server_that_does_not_ask_is_refused_by_the_device(

@@ -1,4 +1,4 @@
-"""How long a client is waited for: progress is what it does for this answer, and there is an end to it."""
+"""Test how long a server waits for a client: as long as its answer makes progress, up to a limit."""
 
 import threading
 import time
@@ -11,15 +11,11 @@ from semisfl.net.client.full_round import OnRequest
 from semisfl.net.frames import Frame
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.run import NetworkConfig
-from tests.net.harness import Client, Proxy, network, tiny, until
+from tests.net.harness import Client, Proxy, audited, network, tiny, until
 
 AT_MOST = 25.0
 """Seconds after which a misbehaving client of these tests gives up, so that a server that waits for
 it for ever fails a test instead of hanging it."""
-
-
-def audited(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "semisfl.audit"]
 
 
 def stalling(over: threading.Event, meanwhile: Callable[[Client], None]) -> Callable:
@@ -120,7 +116,7 @@ def test_a_state_is_fetched_at_most_once_a_round(
 # --- slow links -----------------------------------------------------------------------------------
 
 SCALE = 10
-"""Chunks are smaller and the times shorter than in earnest; how many chunks fit which time is not."""
+"""Chunks are smaller and the times shorter than in a real run; the number of chunks per time is the same."""
 CHUNK = 16 * 1024
 MEGABIT = 1e6 / 8
 

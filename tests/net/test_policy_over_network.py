@@ -18,14 +18,10 @@ from semisfl.net.server import admission
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy
 from tests.disk import largest_file
-from tests.net.harness import Network, network, tiny, until
+from tests.net.harness import Network, audited, network, tiny, until
 
 SESSIONS = "semisfl.net.server.session_table"
 UPDATES: dict[str, Any] = {"update_clip": 1.0, "update_noise": 1e-3}
-
-
-def lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == name]
 
 
 def ended(net: Network, client: int = 0) -> str:
@@ -82,7 +78,7 @@ def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(
         net.join(0, policy=DevicePolicy(codec="int8"))
         reasons = ended(net)
         assert net.fleet.present() == []
-    (line,) = lines(caplog, "semisfl.audit")
+    (line,) = audited(caplog)
     for part in ("wire.student_features = 'fp32' is finer", "wire.teacher_features = 'fp32'"):
         assert part in reasons and part in line
 
@@ -94,9 +90,9 @@ def test_a_server_that_does_not_look_at_policies_gets_no_features(
     with network(tiny(1)) as net:
         net.join(0, policy=DevicePolicy(codec="int8"))
         assert "this device's policy ends its part: wire.student_features" in ended(net)
-        until(lambda: bool(lines(caplog, "semisfl.audit")))
+        until(lambda: bool(audited(caplog)))
         assert net.fleet.roster.images == {} and net.fleet.traffic.total() == 0
-    assert "the client's policy: wire.student_features" in lines(caplog, "semisfl.audit")[0]
+    assert "the client's policy: wire.student_features" in audited(caplog)[0]
 
 
 def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
@@ -107,7 +103,7 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
     with network(config) as net:
         net.join_all(policy=DevicePolicy(codec="int8", clip=2.0, noise=0.1, rounds=1, **UPDATES))
         net.experiment.method.round(0)
-    log = "\n".join(lines(caplog, SESSIONS))
+    log = "\n".join(r.getMessage() for r in caplog.records if r.name == SESSIONS)
     assert "codec = int8, clip = 2.0, noise = 0.1, update_clip" in log
     assert "takes part in 1 round at most, the run has 2" in log
 
@@ -147,7 +143,7 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
             net.experiment.method.round(2)
         assert "round 3 of this client would exceed the policy's rounds = 2" in ended(net)
     assert file.name == "policy.spent.json" and Allowance(file).spent.rounds == 2
-    assert "what its owner's caps allow is used up" in lines(caplog, "semisfl.audit")[-1]
+    assert "what its owner's caps allow is used up" in audited(caplog)[-1]
 
 
 # A round of `tiny` uses each of a device's 12 images once at most: 2 steps of 4.
@@ -178,9 +174,9 @@ def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
         net.fleet.device_log.open(tmp_path, net.fleet.devices)
         net.join(0, policy=policy, allowance=allowance)
         assert f"this device's policy ends its part: {reason}" in ended(net)
-        until(lambda: bool(lines(caplog, "semisfl.audit")))
+        until(lambda: bool(audited(caplog)))
         assert net.fleet.roster.images == {} and not net.fleet.device_log.events["here"]
-    (line,) = lines(caplog, "semisfl.audit")
+    (line,) = audited(caplog)
     assert "the client's policy: what its owner's caps allow is used up" in line
     assert json.loads((tmp_path / "fleet.jsonl").read_text())["by"] == "device"
 
@@ -211,7 +207,7 @@ def test_a_codec_that_the_server_does_not_know_is_final_and_has_its_line(
     with network(tiny(1)) as net:
         net.join(0, policy=DevicePolicy(codec="int-8"))
         reasons = ended(net)
-    (line,) = lines(caplog, "semisfl.audit")
+    (line,) = audited(caplog)
     for text in (reasons, line):
         assert "the client's policy: codec = 'int-8' is not known; use one of fp32" in text
     assert not [record for record in caplog.records if record.exc_info]
@@ -232,7 +228,7 @@ def test_what_a_policy_says_of_itself_is_one_line_of_the_log(
     with network(tiny(1)) as net:
         net.join(0, policy=DevicePolicy(codec="int8").model_copy(update={"codec": forged}))
         ended(net)
-    (line,) = lines(caplog, "semisfl.audit")
+    (line,) = audited(caplog)
     assert "the client's policy: codec = 'fc1" in line
     assert line.isprintable() and len(line) < 1000
 

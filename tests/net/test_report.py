@@ -1,4 +1,4 @@
-"""What a device says of itself at its end, its status file and its exit code."""
+"""Test a device's last line, its status file and its exit code."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What a server may ask of a device: the terms it sends are checked before anything is allocated."""
+"""Test that a device checks a server's terms before it allocates anything."""
 
 import json
 from typing import Any

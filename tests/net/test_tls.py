@@ -32,7 +32,7 @@ from semisfl.net.tls import certs
 from semisfl.net.tls.certs import CertError, Credentials
 from semisfl.net.tls.credentials import parse
 from tests import processes
-from tests.net.harness import loop_thread, network, on_loop, tiny, until
+from tests.net.harness import audited, loop_thread, network, on_loop, tiny, until
 
 NOW = datetime.now(UTC)
 PAST = {"valid_from": NOW - timedelta(days=9), "valid_until": NOW - timedelta(days=1)}
@@ -408,8 +408,8 @@ def test_a_certificate_that_expires_while_connected_ends_its_session(
         client.join(10)
         assert isinstance(client.error, Rejected)
         assert "client.crt expired on" in str(client.error)
-    (line,) = (record for record in caplog.records if record.name == "semisfl.audit")
-    assert "identity=client-0 reason=the certificate of client-0 expired" in line.getMessage()
+    (line,) = audited(caplog)
+    assert "identity=client-0 reason=the certificate of client-0 expired" in line
 
 
 def serial_shown(address: str, place: Path) -> int:

@@ -1,4 +1,4 @@
-"""What a server says while it waits for devices, and that the wait is not training."""
+"""Test what a server reports while it waits for devices, and that the wait does not count as training."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What runs are called: by what tells them apart and matters."""
+"""Test the labels of runs: they name the settings that differ and matter."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Validation images: who holds them, what is judged on them, and when the test set is read."""
+"""Test validation images: nobody trains on them, rounds are judged on them, and the test set is read once."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is said to exist exists, and nothing else does."""
+"""Test that everything in the catalog exists, and that it has everything that exists."""
 
 import json
 from pathlib import Path

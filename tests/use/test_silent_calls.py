@@ -1,4 +1,4 @@
-"""A device that falls silent in a call, whoever it is, keeps no other from its answer."""
+"""A device that falls silent in a call keeps no other device from its answer."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Split inference over real TLS: it answers as the whole model does, and whoever may not ask is told so."""
+"""Split inference over real TLS answers as the whole model does, and tells a device without access so."""
 
 import json
 import re

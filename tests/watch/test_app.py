@@ -1,4 +1,4 @@
-"""The page over HTTP: who may ask, what may be asked, and that nothing can be changed."""
+"""Test the page over HTTP: access, requests, and that nothing can be changed."""
 
 import http.client
 import json

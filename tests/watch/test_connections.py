@@ -1,4 +1,4 @@
-"""Who connects to a page and says nothing, and certificates that are renewed while it is served."""
+"""Test connections to a page that stay silent, and certificates that are renewed while it is served."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and that the documentation's rules and dashboard ask for what there is."""
+"""Test the metrics for Prometheus, and that the rules and the dashboard of the docs use existing ones."""
 
 import json
 import re

@@ -50,7 +50,7 @@ class Approval:
         """Raise `NotAccepted` unless the terms are accepted; ``show`` makes the text for the owner."""
         digest = terms.digest
         if digest in self._accepted & self._remembered:
-            # The folder may have come with this file, from whoever made the certificate.
+            # The folder may have come with this file, from the person who made the certificate.
             log.info("the terms %s are not asked about: %s accepts them", digest, self._file)
         elif digest not in self._accepted and not (self._ask and self._ask(show(terms))):
             raise NotAccepted(digest)

@@ -60,12 +60,12 @@ class ClientSplitRounds:
         """Apply the gradients of one step and send the next features; return whether it was the last."""
         member = self._frames.member
         if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
-            log.warning("gradients of another step were passed over")
+            log.warning("gradients of another step were ignored")
             return False
         gradients = frame.tensors["gradients"]
         if (excess := gradient_excess(gradients, self._sent)) is not None:
             raise PolicyBreach(excess)
-        self._be_wary(gradients)
+        self._look_for_hijacking(gradients)
         with member.hardware.step():
             member.block.backward(gradients.to(member.hardware.device))
         member.step += 1
@@ -74,7 +74,7 @@ class ClientSplitRounds:
             return False
         return True
 
-    def _be_wary(self, gradients: Tensor) -> None:
+    def _look_for_hijacking(self, gradients: Tensor) -> None:
         answer = self._frames.outgoing.policy.hijacking
         reason = self._detector.look(gradients) if answer != "ignore" else None
         if reason and answer == "refuse":

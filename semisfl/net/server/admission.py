@@ -40,7 +40,7 @@ def audit_held_back(peer: str, identity: str, reason: str) -> None:
 
 
 class Refused(Exception):
-    """Raised when a client may not come in, with the reason and whose words it is."""
+    """Raised when a client may not come in, with the reason and who states it."""
 
     def __init__(
         self, code: grpc.StatusCode, reason: str, by: Literal["server", "device"] = "server"

@@ -12,7 +12,7 @@ AUDIT_LINES, AUDIT_SECONDS = 20, 60.0
 class Refusals:
     """Pass the first refusals of every identity on to ``tell``, and later how many more there were.
 
-    ``tell`` is called with the peer, the identity, the reason and whose words it is. Any thread may call.
+    ``tell`` is called with the peer, the identity, the reason and who states it. Any thread may call.
     """
 
     def __init__(self, tell: Callable[[str, str, str, str], None]) -> None:

@@ -102,7 +102,7 @@ class Waiting:
     def wait(self, count: int, seconds: float | None = None, *, idle: bool = False) -> bool:
         """Wait for ``count`` clients or ``seconds``; return whether the clients are there.
 
-        ``idle``: the run waits, between two rounds. Who comes and goes meanwhile must not pile up.
+        ``idle``: the run waits, between two rounds. Arrivals and departures meanwhile must not pile up.
         """
         started = time.monotonic()
         reminded: float | None = None
