@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.settings.config import ConfigError
 
-METHOD = "/semisfl.Fleet/Session"
-TERMS = "/semisfl.Fleet/Terms"
+SERVICE = "semisfl.Fleet"
+METHOD = f"/{SERVICE}/Session"
+TERMS = f"/{SERVICE}/Terms"
 """Answers with the run's terms, for `semisfl inspect`."""
 CHUNK = 512 * 1024
 """Bytes of one message. Half as large costs a tenth more CPU an iteration, twice as large saves less

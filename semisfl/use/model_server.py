@@ -187,8 +187,8 @@ class ModelServer:
 
     def _features(self, data: bytearray, metadata: Mapping[str, str]) -> Answer:
         rows, codec = _rows(metadata), metadata.get(protocol.CODEC, "")
-        if codec not in lookup.codec_names():
-            raise WireError(f"codec {codec!r:.40} is not known; use one of {_codecs()}")
+        if codec not in (known := lookup.codec_names()):
+            raise WireError(f"codec {codec!r:.40} is not known; use one of {', '.join(known)}")
         schema = protocol.features_schema(rows, self._model.network.features, codec)
         tensors = self._decoded(data, "features", schema).tensors
         without_negligible(tensors)
@@ -234,7 +234,3 @@ def _rows(metadata: Mapping[str, str]) -> int:
             f"{protocol.ROWS} = {text!r:.40}; a call has 1 to {protocol.MOST_ROWS} images"
         )
     return int(text)
-
-
-def _codecs() -> str:
-    return ", ".join(lookup.codec_names())

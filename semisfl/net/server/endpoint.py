@@ -14,7 +14,7 @@ import grpc.aio
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import Assembler
 from semisfl.net.frames import Frame, decode
-from semisfl.net.server.admission import Handshakes, Refused
+from semisfl.net.server.admission import Refused
 from semisfl.net.server.trust import Trust
 from semisfl.settings.config import ConfigError
 
@@ -32,23 +32,6 @@ FLOODS = [
 """gRPC disconnects a client that sends pings faster than this while the server sends it nothing."""
 
 Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
-
-
-def bind(
-    listen: str,
-    calls: Mapping[str, Serve],
-    trust: Trust | None,
-    handshakes: Handshakes,
-    seconds: float,
-) -> tuple[grpc.aio.Server, int]:
-    """Return the server of ``calls`` (`chunks.METHOD` and others), not started yet, and its port.
-
-    Without ``trust`` it uses plaintext. A handshake may take ``seconds``.
-    """
-    service = chunks.METHOD.split("/")[1]
-    methods = {name.rpartition("/")[2]: call for name, call in calls.items()}
-    secure = None if trust is None else credentials(trust, handshakes.begins)
-    return open_port(listen, service, methods, secure, chunks.options(), seconds)
 
 
 def open_port(

@@ -72,8 +72,13 @@ class Listener:
     async def _bind(self, listen: str) -> int:
         seconds = self._handshake_seconds
         self._handshakes = Handshakes(seconds, self._device_log.refused)
-        calls = {chunks.METHOD: self._serve, chunks.TERMS: self._show_terms}
-        self._server, port = endpoint.bind(listen, calls, self._trust, self._handshakes, seconds)
+        methods = {"Session": self._serve, "Terms": self._show_terms}
+        secure = None
+        if self._trust is not None:
+            secure = endpoint.credentials(self._trust, self._handshakes.begins)
+        self._server, port = endpoint.open_port(
+            listen, chunks.SERVICE, methods, secure, chunks.options(), seconds
+        )
         self._cheap_frames = CheapFrames(self.penalties.flooded)
         self._cheap_frames.watch(port)
         return port
