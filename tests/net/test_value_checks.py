@@ -71,6 +71,21 @@ def test_two_clients_outvote_nobody_and_are_held_against_the_last_good_round() -
     assert screen(20.0, 20.0, usual=1.0)[1] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "out"), [(8.0, 25.0, []), (1.2, 25.0, [1]), (3, 40.0, [1])]
+)
+def test_features_that_grow_on_both_of_two_clients_are_used(
+    first: float, second: float, out: list[int]
+) -> None:
+    """The repetition has the same features: refused, they would stop the run for good."""
+    judge = value_checks.Screen()
+    judge.usual = {"student": 1.7}
+    judge.start_round()
+    judge.takes(0, {"student": first})
+    judge.takes(1, {"student": second})
+    assert list(judge.outliers()) == out
+
+
 def test_one_of_two_clients_cannot_make_the_weights_of_the_other_unusual() -> None:
     judge = value_checks.Screen()
     for sent in (1.0, 0.5, 0.25):

@@ -5,7 +5,7 @@ the other clients. A *size* is the largest magnitude in a part of an answer (one
 state's weights, its statistics), or how far a client moved the weights it received. The yardstick is the
 median over the clients that answered. With one or two clients the median says nothing, so the yardstick
 is what was usual in good rounds, which it follows slowly. Two clients that are far from each other teach it
-nothing.
+nothing. Features of two are unusual only if they are also far above the other client's.
 """
 
 import math
@@ -163,6 +163,9 @@ class Screen:
         for part, by_client in self._step.items():
             median = statistics.median_low(by_client.values())
             yardstick = median if len(by_client) > 2 else self.usual.get(part)
+            if yardstick is not None and len(by_client) == 2 and _kind(part) == "values":
+                # Features can grow on both at once. Refused, they would end every repetition of the round too.
+                yardstick = max(yardstick, median)
             if yardstick is None and _kind(part) == "update":
                 yardstick = FIRST_UPDATE
             used = self._updates_limited and _kind(part) == "update"
