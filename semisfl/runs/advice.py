@@ -38,6 +38,8 @@ class Advice:
         """Highest accuracy of rounds with clients, and of the rounds before them."""
         self._early, self._late = 0.0, 0.0
         """Highest accuracy of the first rounds with clients, and of the rounds after them."""
+        self._several_classes = False
+        """Whether images of two classes were recognised in one test, or no test says."""
         self._with_clients = False
         self._losses: list[float] = []
         self._lowest = math.inf
@@ -60,6 +62,9 @@ class Advice:
             some = metrics.contributing != 0 and (metrics.mask_rate or 0.0) < 1
             self._unsure = 0 if some else self._unsure + 1
         accuracy = metrics.accuracy or 0.0
+        recalls = [recall for recall in metrics.recall_by_class or () if recall is not None]
+        if metrics.accuracy is not None and (len(recalls) < 2 or sum(map(bool, recalls)) > 1):
+            self._several_classes = True
         if metrics.round < self._config.server.pretrain_rounds:
             self._labels_alone = max(self._labels_alone, accuracy)
         else:
@@ -105,6 +110,12 @@ class Advice:
                 "chance",
                 f"after {counted(done, 'round')} the accuracy is {self._best:.1f} %, and guessing gives "
                 f"{self._chance:.1f} %; check that the labels belong to their images, or lower {lr}",
+            )
+        elif not self._several_classes:
+            yield (
+                "one class",
+                f"after {counted(done, 'round')} the accuracy of {self._best:.1f} % is that of one answer for every image: "
+                f"no test recognised two classes; {_more_labels(config)}, of the rarer classes too, or lower {lr}",
             )
         if self._best <= self._labels_alone:
             yield (

@@ -56,6 +56,18 @@ def test_accuracy_at_chance_after_a_tenth_of_the_rounds(rounds: int, at: int) ->
     assert not warned(config, [{}] * 40), "never tested"
 
 
+def test_one_answer_for_every_image_of_uneven_classes() -> None:
+    config = parse({"rounds": 30, "server": {"steps": 20}})
+    most = {"accuracy": 90.0, "recall_by_class": [100.0, 0.0, None]}
+    ((index, (text,)),) = warned(config, [most] * 15).items()
+    assert index == 9
+    assert "the accuracy of 90.0 % is that of one answer for every image" in text
+    assert "raise data.labeled, of the rarer classes too" in text
+    two = {"accuracy": 90.0, "recall_by_class": [99.0, 1.0, None]}
+    assert not warned(config, [two, *[most] * 15])
+    assert not warned(config, [{"accuracy": 90.0, "recall_by_class": [90.0, None, None]}] * 15)
+
+
 def test_losses_that_rise() -> None:
     fall = [{"loss_supervised": 3.0 - 0.1 * index} for index in range(20)]
     rise = [{"loss_supervised": 1.0 + 0.4 * index} for index in range(8)]
