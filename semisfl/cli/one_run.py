@@ -18,7 +18,7 @@ from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.result import Result
-from semisfl.runs.run_data import load_data
+from semisfl.runs.run_data import check_simulated, load_data
 from semisfl.runs.sinks import Guarded, Sink
 from semisfl.settings.config import Config
 
@@ -35,6 +35,7 @@ def start(
 ) -> Result:
     """Train a new run in ``out``. If it cannot start, ``out`` is not changed."""
     RunDirectory.check_free(out)
+    check_simulated(config)
     data, partition = load_data(config)
     needs.check(config, needs.about(data, partition), out, device)
     with runs.begin(

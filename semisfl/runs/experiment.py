@@ -27,7 +27,7 @@ from semisfl.models.build import build_model
 from semisfl.models.own import Own, own_copy
 from semisfl.runs.portable import Description, answering_weights, data_digest, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
-from semisfl.runs.run_data import check_clients, check_partition, divide, load_data
+from semisfl.runs.run_data import check_clients, check_partition, check_simulated, divide, load_data
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, capped
@@ -192,6 +192,8 @@ def assemble(
     ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names. ``resumed`` is the
     checkpoint that the caller will load: ``model.weights`` is then not read.
     """
+    if network is None and make_fleet is None:
+        check_simulated(config)
     if config.fleet.kind == "cluster" and (launched := launch()) is not None:
         device = launched.device(device)
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()

@@ -39,6 +39,14 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
     return data, partition
 
 
+def check_simulated(config: Config) -> None:
+    """Refuse the settings of a run of devices: its images are where the server's --labeled says."""
+    if config.fleet.kind == "network":
+        raise ConfigError(
+            "fleet.kind = 'network': clients come to `semisfl serve`; use it, or fleet.kind = local"
+        )
+
+
 def as_passed(config: Config, data: Dataset | None, partition: Partition | None) -> Config:
     """Return ``config`` with the name of the images and the number of labelled ones that a program passes.
 

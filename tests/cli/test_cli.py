@@ -19,7 +19,7 @@ from semisfl import __version__
 from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
-from semisfl.settings import config, presets
+from semisfl.settings import config, presets, toml
 from tests import processes
 from tests.toy import but_for_time
 
@@ -645,3 +645,19 @@ def test_a_picture_is_a_png_unless_its_name_says_otherwise(tmp_path: Path) -> No
     assert console.picture_at(tmp_path / "cost") == tmp_path / "cost.png"
     assert console.picture_at(tmp_path / "of.run1") == tmp_path / "of.run1.png"
     assert console.picture_at(tmp_path / "cost.svg") == tmp_path / "cost.svg"
+
+
+@pytest.mark.parametrize("words", [["run/config.toml", "--out", "new"], ["--resume", "run"]])
+def test_the_run_of_a_server_is_named_before_its_images_are_looked_for(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The images are where --labeled says: data.name is then only the name of the preset."""
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    served = config.parse({"data": {"name": "images"}, "fleet": {"kind": "network"}})
+    Path("run", "config.toml").write_text(toml.to_toml(served))
+    assert main(["run", *words]) == 2
+    assert "clients come to `semisfl serve`; use it" in capsys.readouterr().err

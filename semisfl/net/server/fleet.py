@@ -47,7 +47,6 @@ from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.trials import Trials, limits_on_one_client
 from semisfl.net.server.waiting import Waiting
 from semisfl.net.terms import Terms
-from semisfl.settings.config import ConfigError
 from semisfl.settings.counts import counted
 from semisfl.settings.robust import FEWEST
 
@@ -70,10 +69,7 @@ class NetworkFleet:
         thread: LoopThread | None = None,
     ) -> None:
         """Take the port now, so that a wrong one fails early; clients come in after `open`."""
-        if setup.network is None:
-            raise ConfigError(
-                "fleet.kind = 'network': clients come to `semisfl serve`; use it, or fleet.kind = local"
-            )
+        assert setup.network is not None
         check(setup.config.wire)
         self._stop = setup.stop
         self.traffic = Traffic()
