@@ -51,7 +51,10 @@ def write_whole(
         del error.filename2  # None would be part of the message
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(
+            OSError
+        ):  # a read-only disk refuses it, even if there is no such file
+            temporary.unlink()
 
 
 def cache_folder() -> Path:

@@ -1,6 +1,8 @@
 """A run as one file: it means the same run as its directory, now and when presets have changed."""
 
+import errno
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -15,6 +17,7 @@ from semisfl import train
 from semisfl.cli.main import main
 from semisfl.costs.replay import replay
 from semisfl.data import sources
+from semisfl.files import write_whole
 from semisfl.paper.identity import identity
 from semisfl.paper.missing import missing
 from semisfl.paper.run_index import RunIndex
@@ -263,3 +266,16 @@ def test_a_run_of_somebody_else_imports_no_method(
 def test_a_checkpoint_of_another_form_says_nothing_of_images(state: str, tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "latest.safetensors", metadata={"state": state})
     assert reading.read_images(tmp_path) is None
+
+
+def test_a_read_only_disk_names_the_file_and_no_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(place: str | Path, *_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
+
+    monkeypatch.setattr(os, "open", refuses)
+    monkeypatch.setattr(Path, "unlink", refuses)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        write_whole(tmp_path / "a.run.json", b"{}")
+    assert caught.value.filename == str(tmp_path / "a.run.json")
