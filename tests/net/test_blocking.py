@@ -212,6 +212,7 @@ def test_a_device_whose_round_is_given_up_is_not_called_slow(
     with network(tiny(1)) as net:
         net.join_all()
         session = net.fleet._listener.table.enrolled[0]
+        until(lambda: session._writing is None)  # its last frame of joining is sent
         session._writing = 1
         net.fleet._questions._awaited[0] = SimpleNamespace(session=session)  # type: ignore[assignment]
         net.fleet._questions.give_up()

@@ -166,9 +166,13 @@ def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one
         until(lambda: net.fleet.device_log.events["refused"] == MOST_CONNECTIONS)
         net.join(1)
         assert net.fleet.wait_for(1, 20), "its own connections are not used up"
-    with connect(stolen, "client-1", net.port) as link:
-        flood(link, FLOODS["resets"], NEVER)
-    until(lambda: bool(listener.penalties.strikes.total()))
+
+    def flooded() -> bool:
+        with connect(stolen, "client-1", net.port) as link:
+            flood(link, FLOODS["resets"], NEVER)
+        return bool(listener.penalties.strikes.total())
+
+    until(flooded)  # on a busy machine gRPC may end the connection before so many streams are seen
     assert not listener.penalties.strikes["client-1"]
 
 
