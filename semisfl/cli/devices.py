@@ -66,7 +66,9 @@ def serve(
 ) -> None:
     """Train with the devices that join. SIGTERM stops cleanly, and --resume continues."""
     with needs_network():
+        from semisfl.net import chunks
         from semisfl.net.server.fleet import NetworkFleet
+        from semisfl.net.tls.credentials import load_server_credentials
     from semisfl.cli import one_run
     from semisfl.cli.signals import StopSignals
     from semisfl.costs import needs
@@ -95,6 +97,10 @@ def serve(
         watching.exported(metrics, token_file, identity) as export,
     ):
         network = NetworkOptions(listen, identity, insecure_loopback)
+        # Mistakes first: decoding images may take minutes.
+        chunks.check_listen(network)
+        if identity is not None:
+            load_server_credentials(identity)
         data = load_images(str(labeled), options)
         check_classes(data)
         if not resume:

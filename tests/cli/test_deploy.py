@@ -75,6 +75,15 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         assert not Path("out").exists(), change
 
 
+def test_mistakes_are_named_before_images_are_decoded(
+    labeled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding may take minutes."""
+    monkeypatch.setattr("semisfl.runs.run_data.load_images", lambda *_: pytest.fail("too late"))
+    refused(capsys, serve_words(labeled, "digits", "--listen", "127.0.0.1"), "is not HOST:PORT")
+    refused(capsys, ["serve", "digits", "--labeled", str(labeled)], "server.crt cannot be read")
+
+
 def test_a_device_without_memory_or_a_port_is_refused(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
