@@ -83,7 +83,9 @@ def test_to_come_back_and_refuse_again_ends_in_quarantine() -> None:
         assert "in quarantine" in str(net.clients[0].error)
 
 
-def test_a_device_that_never_answers_delays_one_round_in_many() -> None:
+def test_a_device_that_never_answers_delays_one_round_in_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with network(drawn_in_pairs(4, deadline=4.0)) as net:
         net.join_all()
         obstruct(net, 0, refuse=False)
@@ -91,6 +93,7 @@ def test_a_device_that_never_answers_delays_one_round_in_many() -> None:
         assert net.fleet.device_log.events["left_out"] == 1
         assert begun(net) <= 2 * ROUNDS + 1
         assert 0 in net.fleet._listener.table.enrolled
+    assert "network.quorum = 2; left out: plaintext:client-0; missing: nobody" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch", "semifl"])

@@ -45,7 +45,7 @@ from semisfl.net.server.questions import Questions, Take
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.trials import Trials, limits_on_one_client
-from semisfl.net.server.waiting import Waiting
+from semisfl.net.server.waiting import Waiting, some_of
 from semisfl.net.terms import Terms
 from semisfl.settings.counts import counted
 from semisfl.settings.robust import FEWEST
@@ -245,8 +245,10 @@ class NetworkFleet:
             self._questions.give_up()
             self._trials.pass_over(self._questions.left_out)
             self.waiting.after_round(aborted=True)
+            out = some_of(list(map(self._questions.name, sorted(self._questions.left_out))))
             raise RoundAborted(
-                f"{counted(answered, 'client')} answered, network.quorum = {quorum}; missing: {self.waiting.missing()}"
+                f"{counted(answered, 'client')} answered, network.quorum = {quorum}; "
+                f"left out: {', '.join(out) or 'nobody'}; missing: {self.waiting.missing()}"
             )
 
     # --- lasting and ending ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ FIRST_REPEAT, LONGEST_REPEAT = 0.5, 10.0
 """Seconds before the second repetition in a row of a round below the quorum, and the most; each is twice the one
 before. The first repetition is at once: others may be here."""
 MOST_NAMES = 10
-"""Most absent devices that a log line names."""
+"""Most devices that a log line names."""
 
 
 class Waiting:
@@ -146,13 +146,15 @@ class Waiting:
         with self._listener.table.changed:
             there = set(self._listener.table.enrolled)
         absent = [name for name, index in roster.index.items() if index not in there]
-        unknown, more = roster.total - len(roster.index), len(absent) - MOST_NAMES
-        absent = absent[:MOST_NAMES]
-        if more > 0:
-            absent.append(f"{more} more")
-        if unknown:
-            absent.append(f"{unknown} that never came")
-        return ", ".join(absent) or "nobody"
+        unknown = roster.total - len(roster.index)
+        never = [f"{unknown} that never came"] if unknown else []
+        return ", ".join([*some_of(absent), *never]) or "nobody"
+
+
+def some_of(names: Sequence[str]) -> list[str]:
+    """Return at most MOST_NAMES names, and then how many more there are."""
+    more = len(names) - MOST_NAMES
+    return [*names[:MOST_NAMES], *([f"{more} more"] if more > 0 else [])]
 
 
 def repeat_delay(aborted: int) -> float:
