@@ -148,11 +148,15 @@ def falls(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
 
 
 def semi_faster_share(rounds: Sequence[RoundMetrics]) -> Points:
-    """Return R_h: the share of the last falls in which the semi-supervised loss fell more."""
-    semi, supervised = falls("loss_semi")(rounds), falls("loss_supervised")(rounds)
+    """Return R_h: the share of the last falls in which the semi-supervised loss fell more.
+
+    Rounds without clients have one loss only: they are in no period.
+    """
+    both = [one for one in rounds if one.loss_supervised is not None and one.loss_semi is not None]
+    semi, supervised = falls("loss_semi")(both), falls("loss_supervised")(both)
     faster = [
         (place, float(ours > theirs))
-        for (place, ours), (_, theirs) in zip(semi, supervised, strict=False)
+        for (place, ours), (_, theirs) in zip(semi, supervised, strict=True)
     ]
     return [
         (faster[end - 1][0], fmean(one for _, one in faster[end - FALLS : end]))

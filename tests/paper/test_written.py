@@ -138,6 +138,15 @@ def test_the_share_of_falls_in_which_the_semi_supervised_loss_fell_more() -> Non
     assert MEASURES["semi_faster_share"].of(run, digits_cell()) == 0.6
 
 
+def test_the_two_losses_are_compared_over_the_same_rounds() -> None:
+    """In 15 rounds without clients, in which only the supervised loss exists, it falls fast."""
+    run = run_with(
+        loss_semi=[None] * 15 + [9.0 - 0.5 * (number // 10) for number in range(110)],
+        loss_supervised=[90.0 - 5 * number for number in range(15)] + [9.0] * 110,
+    )
+    assert CURVES["semi_faster_share"][1](run.rounds) == [(125, 1.0)]
+
+
 def test_percentages_medians_and_signs() -> None:
     run = run_with(mask_rate=[0.5, 0.25, 0.125], supervised_steps=[100, 40, 20])
     assert MEASURES["mask_rate"].of(run, digits_cell()) == 12.5
