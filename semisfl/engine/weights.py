@@ -203,11 +203,17 @@ def follow(target: nn.Module, source: nn.Module, decay: Tensor) -> None:
     if flat:
         weights_of(target).follow(weights_of(source), decay)
     mine, theirs = target.state_dict(), source.state_dict()
+    averaged = () if flat else distinct_names(target)
     for name, tensor in mine.items():
         if not tensor.is_floating_point():
             tensor.copy_(theirs[name])
-        elif not flat:
+        elif name in averaged:
             tensor.lerp_(theirs[name], 1 - decay)
+
+
+def distinct_names(module: nn.Module) -> set[str]:
+    """Return one name of each of the module's tensors: in its state, a layer that is used twice has two."""
+    return {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
 
 
 def _cast_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisfl.engine.weights import State, Weights, clone
+from semisfl.engine.weights import State, Weights, clone, distinct_names
 from semisfl.models.stacked import NotStacked, Pass, Rows, stacked
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Stack:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
                     module.get_buffer(name).data = self.tensors[name][slot]
+        self._distinct = distinct_names(self.modules[0])
         stacked_parameters = [
             self.stacked(row).requires_grad_(trainable)
             for row in zip(*(module.parameters() for module in self.modules), strict=True)
@@ -109,11 +110,11 @@ class Stack:
     def follow(self, other: "Stack", decay: Tensor) -> None:
         """Follow ``other`` as a moving average, slot by slot, with one ``decay`` per slot."""
         for name, tensor in self.tensors.items():
-            if tensor.is_floating_point():
+            if not tensor.is_floating_point():
+                tensor.copy_(other.tensors[name])
+            elif name in self._distinct:
                 weight = (1 - decay).view(-1, *[1] * (tensor.dim() - 1))
                 tensor.lerp_(other.tensors[name], weight)
-            else:
-                tensor.copy_(other.tensors[name])
         self._weights.refresh()
 
     def __call__(self, x: Tensor, parallel: Parallel = in_turn) -> Tensor:

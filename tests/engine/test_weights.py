@@ -10,7 +10,7 @@ from torch import nn
 
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.sgd import SGD
-from semisfl.engine.weights import ALIGNMENT, Weights, clone, weights_of
+from semisfl.engine.weights import ALIGNMENT, Weights, clone, follow, weights_of
 from semisfl.models.stack import Stack
 from semisfl.settings.run import OptimizerConfig
 from tests.toy import residual_network
@@ -133,6 +133,34 @@ def test_a_teacher_of_working_copies_follows_the_masters() -> None:
             torch.testing.assert_close(tensor, start[name] + 0.5)
     for name, parameter in teacher.model.named_parameters():
         assert torch.equal(parameter, teacher.model.state_dict()[name].to(parameter.dtype))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_layer_that_is_used_twice_follows_once(stacked: bool, flat: bool) -> None:
+    linear, norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+    teacher = nn.Sequential(linear, norm, nn.ReLU(), linear, norm)
+    student = copy.deepcopy(teacher)
+    with torch.no_grad():
+        for tensor in (*student.parameters(), student[1].running_mean):
+            tensor.add_(1)
+    expected = {
+        name: 0.75 * mine + 0.25 * student.state_dict()[name]
+        for name, mine in teacher.state_dict().items()
+        if mine.is_floating_point()
+    }
+    if stacked:
+        dtype = torch.bfloat16 if flat else torch.float32
+        teachers, students = (Stack(one, 2, dtype=dtype) for one in (teacher, student))
+        teachers.follow(students, torch.tensor([0.75, 0.75]))
+        got = teachers.state(1)
+    else:
+        if flat:
+            weights_of(teacher), weights_of(student)
+        follow(teacher, student, torch.tensor(0.75))
+        got = teacher.state_dict()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, msg=name)
 
 
 def test_steps_taken_as_gradients_come_are_the_same_steps() -> None:
