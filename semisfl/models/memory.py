@@ -62,9 +62,9 @@ def activations(placed: Placed) -> int:
 
 def _passing(placed: Placed) -> int:
     # A max-pool gives a position of 8 bytes with every value.
-    given = prod(placed.gives) * (3 if isinstance(placed.layer, Pool) else 1)
+    output = prod(placed.gives) * (3 if isinstance(placed.layer, Pool) else 1)
     inner = max(map(_passing, _inside(placed)), default=0)
-    return prod(placed.takes) + given + _copied(placed) + inner
+    return prod(placed.takes) + output + _copied(placed) + inner
 
 
 def _copied(placed: Placed) -> int:

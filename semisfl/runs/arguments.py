@@ -79,5 +79,5 @@ def _check_list(name: str, values: Any, methods: Sequence[str], what: str) -> No
     for value in values:
         is_class = isinstance(value, type)
         if is_class or isinstance(value, str) or not all(hasattr(value, one) for one in methods):
-            found = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}"
-            raise TypeError(f"{name} holds {found}; it must hold objects {what}")
+            kind = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}"
+            raise TypeError(f"{name} holds {kind}; it must hold objects {what}")

@@ -58,9 +58,9 @@ class Unnamed(Runs):
                 key, (Lines(followed.path / "run.log"), set())
             )
             introduced |= {
-                (found[1] or found[2]).decode()
-                for found in map(INTRODUCED.match, log.new()[1])
-                if found
+                (match[1] or match[2]).decode()
+                for match in map(INTRODUCED.match, log.new()[1])
+                if match
             }
             others = {*followed.devices.turned_away, *introduced}
             others |= {
