@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -164,8 +165,9 @@ def test_serve_limits_each_device_unless_it_is_told_otherwise(
 
     monkeypatch.setattr(start, "begin", begin)
     monkeypatch.setattr("semisfl.runs.run_data.load_images", lambda *_: toy_data(3)[0])
+    how: Any = {"out": tmp_path / "run", "listen": "127.0.0.1:0", "insecure_loopback": True}
     with pytest.raises(ValueError, match="enough"):
-        devices.serve(tmp_path, settings=changes, out=tmp_path / "run", insecure_loopback=True)
+        devices.serve(tmp_path, settings=changes, **how)
     (config,) = served
     assert (config.robust.aggregate, config.robust.features) == (aggregate, features)
     if "robust.clipped_mean.limit=2" in changes:
