@@ -1,5 +1,6 @@
 """Run every attack against every aggregation rule, and tabulate the accuracy lost."""
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +52,8 @@ class Outcome(AttackRun):
     attackers: tuple[int, ...]
     held_back: dict[str, int]
     """The number of rounds in which each client was held back."""
+    settings: str | None = None
+    """The digest of the run's configuration; None in files of earlier versions."""
 
     def as_json(self) -> str:
         """Return the outcome as one line of JSON."""
@@ -109,8 +112,14 @@ def run_grid(
     stop: StopFlag,
     tell: Callable[[str], None] = log.info,
 ) -> list[Outcome]:
-    """Train the runs that ``out`` has no line for, append one line each, and return all outcomes."""
+    """Train the runs that ``out`` has no line for, append one line each, and return all outcomes.
+
+    Raise `ConfigError` if ``out`` has a line of one of the runs with other settings.
+    """
     done = {_job(outcome): outcome for outcome in read(out)}
+    for job in jobs:
+        if job in done and done[job].settings not in (None, _digest(under(values, job))):
+            raise ConfigError(f"{out} holds runs with other settings; choose another --out")
     left = [job for job in jobs if job not in done]
     data = load_images(under(values, jobs[0]).data.name, under(values, jobs[0])) if left else None
     # Pretraining has no clients, so it is the same for every attack and rule: once per seed is enough.
@@ -147,6 +156,10 @@ def run_grid(
     return [done[job] for job in jobs if job in done]
 
 
+def _digest(config: Config) -> str:
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+
+
 def _job(outcome: Outcome) -> AttackRun:
     return AttackRun(outcome.attack, outcome.rule, outcome.share, outcome.seed)
 
@@ -180,6 +193,7 @@ def _outcome(job: AttackRun, experiment: Experiment, rounds: Sequence[dict[str, 
         backdoor=backdoor_rate(experiment),
         attackers=tuple(sorted(attackers_of(job.seed, config.clients.total, job.share))),
         held_back=held_back,
+        settings=_digest(config),
     )
 
 

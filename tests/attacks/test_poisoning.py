@@ -245,6 +245,18 @@ def test_the_command_makes_a_table_and_continues_where_it_stopped(
     assert main([*words, "-q"]) == 0 and (tmp_path / "runs.jsonl").read_text() == before
 
 
+def test_finished_runs_are_reused_with_the_same_settings_only(tmp_path: Path) -> None:
+    jobs, out = [attack_grid.AttackRun("drift", "mean", 0.5, 0)], tmp_path / "runs.jsonl"
+    values = {"rounds": 1, "clients": {"total": 2, "active": 2, "steps": 1}, "server": {"steps": 1}}
+    first = attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
+    again = attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
+    assert again == first
+    assert len(attack_grid.read(out)) == 1
+    values["rounds"] = 2
+    with pytest.raises(ValueError, match="holds runs with other settings; choose another --out"):
+        attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
+
+
 def test_a_stop_before_the_first_round_with_clients_ends_the_grid(tmp_path: Path) -> None:
     jobs, stop = attack_grid.listed(["drift"], ["mean"], [0.25], [0]), StopFlag()
     stop.request()
