@@ -15,6 +15,7 @@ from semisfl.models.shapes import MAX_OUTPUT
 from semisfl.models.split import split
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
+from semisfl.runs.grouping import read_run
 from semisfl.runs.portable import PARTS, Description
 from semisfl.settings import lookup
 from semisfl.settings.layer_kinds import parse_layers
@@ -93,6 +94,11 @@ def find(path: Path) -> Path:
         if (path / f"{name}{SUFFIX}").is_file():
             return path / f"{name}{SUFFIX}"
     if (path / "config.toml").is_file():
+        if read_run(path).diverged:
+            raise CheckpointError(
+                f"{path} has no checkpoint: the run diverged; start again with the change that its "
+                "run.log names"
+            )
         raise CheckpointError(
             f"{path} has no checkpoint yet; wait for its first, or go on with: "
             f"semisfl run --resume {shlex.quote(str(path))}"

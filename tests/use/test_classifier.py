@@ -90,6 +90,9 @@ def test_the_best_is_taken_before_the_latest(trained: Trained, tmp_path: Path) -
     (tmp_path / "latest.safetensors").unlink()
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         load(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "diverged": true}\n')
+    with pytest.raises(CheckpointError, match="the run diverged; start again with the change"):
+        load(tmp_path)
 
 
 # --- images --------------------------------------------------------------------------------------
