@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from semisfl.metrics import RoundMetrics
 from semisfl.models.build import build
 from semisfl.models.own import Own, feature_shape, globally_seeded, own_copy
 from semisfl.models.shapes import MAX_OUTPUT
 from semisfl.models.split import split
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
-from semisfl.runs.grouping import read_run
 from semisfl.runs.portable import PARTS, Description
+from semisfl.runs.reading import read_rounds
 from semisfl.settings import lookup
 from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use.classifier import Classifier
@@ -94,7 +95,8 @@ def find(path: Path) -> Path:
         if (path / f"{name}{SUFFIX}").is_file():
             return path / f"{name}{SUFFIX}"
     if (path / "config.toml").is_file():
-        if read_run(path).diverged:
+        rounds = read_rounds(path, RoundMetrics.from_dict)
+        if rounds and rounds[-1].diverged:
             raise CheckpointError(
                 f"{path} has no checkpoint: the run diverged; start again with the change that its "
                 "run.log names"
