@@ -51,9 +51,8 @@ def write_whole(
         del error.filename2  # None would be part of the message
         raise
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # a read-only disk refuses it, even if there is no such file
+        # A read-only disk refuses it, even if there is no such file.
+        with contextlib.suppress(OSError):
             temporary.unlink()
 
 
