@@ -13,6 +13,7 @@ from benchmarks.records import (
     accuracies,
     called,
     each,
+    every_seed,
     numbered,
     on_test,
     percent,
@@ -22,9 +23,8 @@ from benchmarks.records import (
     summed,
     table,
 )
+from semisfl.runs.grouping import Run
 from semisfl.runs.report import Spread
-
-PLAIN, BOTH = ("",), ("", "-seed1")
 
 
 def frontier() -> str:
@@ -33,49 +33,47 @@ def frontier() -> str:
         "Dirichlet(0.1), 4,000 labels": (
             83.8,
             "h200/cifar10-dir0.1-semisfl",
-            PLAIN,
-            "frontier/cifar10-dir0.1",
-            BOTH,
+            every_seed("frontier/cifar10-dir0.1"),
             86.0,
         ),
         "Dirichlet(0.05), 4,000 labels": (
             82.3,
             "h200/cifar10-dir0.05-semisfl",
-            BOTH,
-            "frontier/cifar10-dir0.05",
-            BOTH,
+            every_seed("frontier/cifar10-dir0.05"),
             84.5,
         ),
         "IID, 250 labels": (
             82.9,
             "h200/cifar10-250-semisfl",
-            PLAIN,
-            "h200/cifar10-250-semisfl-mixed-t0.65-global",
-            ("-seed0", "-seed1"),
+            numbered("h200/cifar10-250-semisfl-mixed-t0.65-global", 2),
             85.0,
         ),
     }
     lines = []
-    for title, (paper, plain, seeds, variant, more, aim) in places.items():
-        ours, theirs = runs(plain, seeds), runs(variant, more)
+    for title, (paper, plain, theirs, aim) in places.items():
+        ours = every_seed(plain)
         numbers = (each(accuracies(ours)), sent(ours), f"**{each(accuracies(theirs))}**")
         lines.append((title, str(paper), *numbers, sent(theirs), str(aim)))
-    plain_cost = summed([run("h200/cifar10-iid-semisfl")], 80).to_target
-    costs = [summed([one], 80).to_target for one in numbered("frontier/cifar10-iid-to-80", 2)]
-    needed = [cost.bytes / 1e9 if cost and cost.bytes else None for cost in (plain_cost, *costs)]
-    numbers = (each(needed[:1], 0), "", f"**{each(needed[1:])}**")
+    ours, theirs = every_seed("h200/cifar10-iid-semisfl"), numbered("frontier/cifar10-iid-to-80", 2)
+    numbers = (each(_gigabytes(ours), 0), "", f"**{each(_gigabytes(theirs))}**")
     lines.append(("GB sent until 80 %, IID, 4,000 labels", "182", *numbers, "", "30"))
     return table(("", "the paper", "SemiSFL here", "GB", "`frontier`", "GB", "aim"), lines)
+
+
+def _gigabytes(members: list[Run]) -> list[float | None]:
+    """Return what each run sent until 80 %."""
+    costs = [summed([one], 80).to_target for one in members]
+    return [cost.bytes / 1e9 if cost and cost.bytes else None for cost in costs]
 
 
 def frontier_labels() -> str:
     """Return how many labels are wrong and missing at the end, and what 83.5 % took, each seed by itself."""
     lines = []
-    for title, name, seeds in (
-        ("SemiSFL", "h200/cifar10-dir0.1-semisfl", PLAIN),
-        ("`frontier`", "frontier/cifar10-dir0.1", BOTH),
+    for title, name in (
+        ("SemiSFL", "h200/cifar10-dir0.1-semisfl"),
+        ("`frontier`", "frontier/cifar10-dir0.1"),
     ):
-        for seed, one in enumerate(runs(name, seeds)):
+        for seed, one in enumerate(every_seed(name)):
             end, cost = one.rounds[-1], summed([one], 83.5).to_target
             reached = (UNKNOWN, UNKNOWN)
             if cost is not None and cost.rounds and cost.bytes:
@@ -92,8 +90,8 @@ def frontier_cost() -> str:
     from semisfl.costs.replay import replay
     from semisfl.paper.measures import paper_world
 
-    groups = {"SemiSFL, `frontier`": runs("frontier/cifar10-dir0.1", BOTH)}
-    groups |= {"SemiSFL": [run("h200/cifar10-dir0.1-semisfl")]}
+    groups = {"SemiSFL, `frontier`": every_seed("frontier/cifar10-dir0.1")}
+    groups |= {"SemiSFL": every_seed("h200/cifar10-dir0.1-semisfl")}
     groups |= {
         called(method): runs(f"h200/short/cifar10-{method}")
         for method in ("fedswitch-sl", "fedswitch", "semifl", "fedmatch", "supervised")

@@ -31,6 +31,11 @@ def runs(name: str, seeds: Iterable[str] = SEEDS) -> list[Run]:
     return [run(name + seed) for seed in seeds]
 
 
+def every_seed(name: str) -> list[Run]:
+    """Return the runs of the seeds that are recorded."""
+    return runs(name, [seed for seed in SEEDS if (RESULTS / f"{name}{seed}{SUFFIX}").exists()])
+
+
 def numbered(name: str, count: int) -> list[Run]:
     """Return seeds 0 to ``count`` - 1 of a comparison."""
     return runs(name, [f"-seed{seed}" for seed in range(count)])
