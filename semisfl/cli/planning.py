@@ -62,7 +62,11 @@ def plan(
     profile: DeviceProfile = PROFILE,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Print only what one server needs for so many connected devices."),
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Print only what one server needs for so many connected devices.",
+        ),
     ] = None,
     active: Annotated[
         int | None, typer.Option(min=1, help="With --devices: how many take part in a round.")

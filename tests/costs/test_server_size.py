@@ -89,6 +89,7 @@ def test_wrong_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
         (["--active", "5"], "--active 5 needs --devices"),
         (["--devices", "5", "--active", "9"], "clients.active = 9 exceeds clients.total = 5"),
         (["--devices", "5", "--set", "clients.active=2", "method=supervised"], "asks nothing of"),
+        (["--devices", "1000000000000"], "should be less than or equal to 1000000"),
     ):
         assert main(["plan", "digits", *words]) == 2
         assert error in capsys.readouterr().err
