@@ -35,20 +35,20 @@ def modules_of(layers: Sequence[Layer], shape: Shape, classes: int) -> Layers:
 
 
 def _modules(placed: Sequence[Placed]) -> Layers:
-    for layer in placed:
-        if layer.name in RESERVED:
+    for one in placed:
+        if one.name in RESERVED:
             raise ValueError(
-                f"a layer cannot be called {layer.name!r}, which every PyTorch module has already; "
+                f"a layer cannot be called {one.name!r}, which every PyTorch module has already; "
                 "choose another name"
             )
-    return Layers(OrderedDict((layer.name, MAKERS[type(layer.layer)](layer)) for layer in placed))
+    return Layers(
+        OrderedDict((one.name, MAKERS[type(one.layer)](one.layer, one)) for one in placed)
+    )
 
 
-def _conv(placed: Placed) -> nn.Module:
-    layer = placed.layer
-    assert isinstance(layer, Conv)
+def _conv(layer: Conv, at: Placed) -> nn.Module:
     return nn.Conv2d(
-        placed.takes[0],
+        at.takes[0],
         layer.channels,
         layer.kernel,
         layer.stride,
@@ -58,52 +58,29 @@ def _conv(placed: Placed) -> nn.Module:
     )
 
 
-def _batchnorm(placed: Placed) -> nn.Module:
-    return (nn.BatchNorm2d if len(placed.takes) == 3 else nn.BatchNorm1d)(placed.takes[0])
+def _batchnorm(layer: BatchNorm, at: Placed) -> nn.Module:
+    return (nn.BatchNorm2d if len(at.takes) == 3 else nn.BatchNorm1d)(at.takes[0])
 
 
-def _groupnorm(placed: Placed) -> nn.Module:
-    assert isinstance(placed.layer, GroupNorm)
-    return nn.GroupNorm(placed.layer.groups, placed.takes[0])
-
-
-def _pool(placed: Placed) -> nn.Module:
-    layer = placed.layer
-    assert isinstance(layer, Pool)
-    return nn.MaxPool2d(layer.size, layer.stride, layer.padding)
-
-
-def _average_pool(placed: Placed) -> nn.Module:
-    layer = placed.layer
-    assert isinstance(layer, AveragePool)
+def _average_pool(layer: AveragePool, at: Placed) -> nn.Module:
     if layer.size is None:
         return nn.AdaptiveAvgPool2d(1)
     return nn.AvgPool2d(layer.size, layer.stride)
 
 
-def _dropout(placed: Placed) -> nn.Module:
-    assert isinstance(placed.layer, Drop)
-    return Dropout(placed.layer.p)
-
-
-def _linear(placed: Placed) -> nn.Module:
-    assert isinstance(placed.layer, Linear)
-    return nn.Linear(placed.takes[0], placed.gives[0], bias=placed.layer.bias)
-
-
-MAKERS: dict[type[Layer], Callable[[Placed], nn.Module]] = {
+MAKERS: dict[type[Layer], Callable[[Any, Placed], nn.Module]] = {
     Conv: _conv,
     BatchNorm: _batchnorm,
-    GroupNorm: _groupnorm,
-    LayerNorm: lambda placed: nn.LayerNorm(placed.takes),
-    Relu: lambda _: nn.ReLU(),
-    Gelu: lambda _: nn.GELU(),
-    Pool: _pool,
+    GroupNorm: lambda layer, at: nn.GroupNorm(layer.groups, at.takes[0]),
+    LayerNorm: lambda layer, at: nn.LayerNorm(at.takes),
+    Relu: lambda layer, at: nn.ReLU(),
+    Gelu: lambda layer, at: nn.GELU(),
+    Pool: lambda layer, at: nn.MaxPool2d(layer.size, layer.stride, layer.padding),
     AveragePool: _average_pool,
-    Drop: _dropout,
-    Flatten: lambda _: nn.Flatten(),
-    Linear: _linear,
-    ResidualBlock: lambda placed: Residual(_modules(placed.body), _modules(placed.shortcut)),
+    Drop: lambda layer, at: Dropout(layer.p),
+    Flatten: lambda layer, at: nn.Flatten(),
+    Linear: lambda layer, at: nn.Linear(at.takes[0], at.gives[0], bias=layer.bias),
+    ResidualBlock: lambda layer, at: Residual(_modules(at.body), _modules(at.shortcut)),
 }
 
 
@@ -137,8 +114,8 @@ def _rows(model: nn.Sequential, flat: bool = False) -> list[dict[str, Any]]:
         try:
             if not flat:
                 _refuse_last_axis(layer)
-            row = _residual_row(layer, flat) if isinstance(layer, Residual) else write(layer)
-            rows.append({"name": name, **row})
+            _refuse_unusual(layer)
+            rows.append({"name": name, **write(layer, flat)})
         except ValueError as error:
             raise ValueError(f"layer {name!r} ({type(layer).__name__}) {error}") from error
         flat = flat or any(isinstance(inner, nn.Flatten) for inner in layer.modules())
@@ -161,15 +138,30 @@ def _number(layer: Any, key: str) -> int:
     return int(sides[0])
 
 
-def _usual(layer: Any, **settings: Any) -> None:
-    for key, usual in settings.items():
+BATCHNORM = {"eps": 1e-5, "momentum": 0.1, "affine": True, "track_running_stats": True}
+USUAL: dict[type[nn.Module], dict[str, Any]] = {
+    nn.Conv2d: {"dilation": 1, "padding_mode": "zeros"},
+    nn.BatchNorm2d: BATCHNORM,
+    nn.BatchNorm1d: BATCHNORM,
+    nn.GroupNorm: {"eps": 1e-5, "affine": True},
+    nn.LayerNorm: {"eps": 1e-5, "elementwise_affine": True},
+    nn.GELU: {"approximate": "none"},
+    nn.MaxPool2d: {"dilation": 1, "ceil_mode": False, "return_indices": False},
+    nn.AvgPool2d: {"padding": 0, "ceil_mode": False, "divisor_override": None},
+    nn.AdaptiveAvgPool2d: {"output_size": 1},
+    nn.Flatten: {"start_dim": 1, "end_dim": -1},
+}
+"""What a layer of a table always has: a table has no column for it."""
+
+
+def _refuse_unusual(layer: nn.Module) -> None:
+    for key, usual in USUAL.get(type(layer), {}).items():
         value = getattr(layer, key)
         if value not in (usual, (usual, usual)):
             raise ValueError(f"has {key} = {value!r}; in a table it is always {usual!r}")
 
 
-def _conv_row(layer: nn.Conv2d) -> dict[str, Any]:
-    _usual(layer, dilation=1, padding_mode="zeros")
+def _conv_row(layer: nn.Conv2d, flat: bool) -> dict[str, Any]:
     return {
         "kind": "conv",
         "channels": layer.out_channels,
@@ -181,18 +173,7 @@ def _conv_row(layer: nn.Conv2d) -> dict[str, Any]:
     }
 
 
-def _batchnorm_row(layer: nn.Module) -> dict[str, Any]:
-    _usual(layer, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True)
-    return {"kind": "batchnorm"}
-
-
-def _groupnorm_row(layer: nn.GroupNorm) -> dict[str, Any]:
-    _usual(layer, eps=1e-5, affine=True)
-    return {"kind": "groupnorm", "groups": layer.num_groups}
-
-
-def _layernorm_row(layer: nn.LayerNorm) -> dict[str, Any]:
-    _usual(layer, eps=1e-5, elementwise_affine=True)
+def _layernorm_row(layer: nn.LayerNorm, flat: bool) -> dict[str, Any]:
     if len(layer.normalized_shape) not in (1, 3) or layer.bias is None:
         raise ValueError(
             f"has normalized_shape = {layer.normalized_shape} and bias = {layer.bias is not None}; in a table "
@@ -201,59 +182,39 @@ def _layernorm_row(layer: nn.LayerNorm) -> dict[str, Any]:
     return {"kind": "layernorm"}
 
 
-def _gelu_row(layer: nn.GELU) -> dict[str, Any]:
-    _usual(layer, approximate="none")
-    return {"kind": "gelu"}
-
-
 def _squares(layer: nn.Module) -> dict[str, Any]:
     size, stride = _number(layer, "kernel_size"), _number(layer, "stride")
     return {"size": size} if stride == size else {"size": size, "stride": stride}
 
 
-def _pool_row(layer: nn.MaxPool2d) -> dict[str, Any]:
-    _usual(layer, dilation=1, ceil_mode=False, return_indices=False)
-    return {"kind": "pool", "padding": _number(layer, "padding"), **_squares(layer)}
-
-
-def _average_pool_row(layer: nn.AvgPool2d) -> dict[str, Any]:
-    _usual(layer, padding=0, ceil_mode=False, divisor_override=None)
-    return {"kind": "avgpool", **_squares(layer)}
-
-
-def _mean_row(layer: nn.AdaptiveAvgPool2d) -> dict[str, Any]:
-    _usual(layer, output_size=1)
-    return {"kind": "avgpool"}
-
-
-def _flatten_row(layer: nn.Flatten) -> dict[str, Any]:
-    _usual(layer, start_dim=1, end_dim=-1)
-    return {"kind": "flatten"}
-
-
-def _residual_row(layer: Residual, flat: bool = False) -> dict[str, Any]:
+def _residual_row(layer: Residual, flat: bool) -> dict[str, Any]:
     body, shortcut = _rows(layer.body, flat), _rows(layer.shortcut, flat)
     return {"kind": "residual", "body": body, "shortcut": shortcut}
 
 
-def _linear_row(layer: nn.Linear) -> dict[str, Any]:
+def _linear_row(layer: nn.Linear, flat: bool) -> dict[str, Any]:
     return {"kind": "linear", "features": layer.out_features, "bias": layer.bias is not None}
 
 
-WRITERS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
+def _pool_row(layer: nn.MaxPool2d, flat: bool) -> dict[str, Any]:
+    return {"kind": "pool", "padding": _number(layer, "padding"), **_squares(layer)}
+
+
+WRITERS: dict[type[nn.Module], Callable[[Any, bool], dict[str, Any]]] = {
     nn.Conv2d: _conv_row,
-    nn.BatchNorm2d: _batchnorm_row,
-    nn.BatchNorm1d: _batchnorm_row,
-    nn.GroupNorm: _groupnorm_row,
+    nn.BatchNorm2d: lambda layer, flat: {"kind": "batchnorm"},
+    nn.BatchNorm1d: lambda layer, flat: {"kind": "batchnorm"},
+    nn.GroupNorm: lambda layer, flat: {"kind": "groupnorm", "groups": layer.num_groups},
     nn.LayerNorm: _layernorm_row,
-    nn.ReLU: lambda _: {"kind": "relu"},
-    nn.GELU: _gelu_row,
+    nn.ReLU: lambda layer, flat: {"kind": "relu"},
+    nn.GELU: lambda layer, flat: {"kind": "gelu"},
     nn.MaxPool2d: _pool_row,
-    nn.AvgPool2d: _average_pool_row,
-    nn.AdaptiveAvgPool2d: _mean_row,
-    nn.Dropout: lambda layer: {"kind": "dropout", "p": layer.p},
-    Dropout: lambda layer: {"kind": "dropout", "p": layer.p},
-    nn.Flatten: _flatten_row,
+    nn.AvgPool2d: lambda layer, flat: {"kind": "avgpool", **_squares(layer)},
+    nn.AdaptiveAvgPool2d: lambda layer, flat: {"kind": "avgpool"},
+    nn.Dropout: lambda layer, flat: {"kind": "dropout", "p": layer.p},
+    Dropout: lambda layer, flat: {"kind": "dropout", "p": layer.p},
+    nn.Flatten: lambda layer, flat: {"kind": "flatten"},
     nn.Linear: _linear_row,
     Residual: _residual_row,
 }
+"""Write a layer's row; ``flat``: what it is given has been flattened."""
