@@ -168,7 +168,7 @@ def _render(
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return the readable images, which of all images these are, and notes."""
     count = len(listing.labels)
-    headers = _parallel(lambda place: _header(listing, place), count)
+    headers = _parallel(lambda place: _of_image(listing, place, _header), count)
     known = [header for header in headers if header]
     _check_readable(listing, np.array([header is not None for header in headers]))
     sizes = Counter(shape for shape, _ in known)
@@ -179,10 +179,12 @@ def _render(
     images = allocate((count, channels, height, width))
 
     def fill(place: int) -> bool:
-        pixels = _decoded(listing, place, (width, height), channels) if headers[place] else None
-        if pixels is not None:
-            images[place] = pixels
-        return pixels is not None
+        if headers[place] is None:
+            return False
+        decoded = _of_image(listing, place, lambda one: pixels_of(one, (width, height), channels))
+        if decoded is not None:
+            images[place] = decoded
+        return decoded is not None
 
     kept = np.array(_parallel(fill, count), bool)
     notes = _check_readable(listing, kept)
@@ -223,32 +225,22 @@ def _parallel(job: Callable[[int], T], count: int) -> list[T]:
         return [done for part in pool.map(chunk, range(0, count, CHUNK)) for done in part]
 
 
-def _header(listing: Listing, place: int) -> tuple[tuple[int, int], bool] | None:
-    """Return the size as seen upright and whether it is in colour, or None if it cannot be opened."""
+def _of_image(listing: Listing, place: int, job: Callable[[Image.Image], T]) -> T | None:
+    """Return ``job`` of an image, or None if it cannot be opened or decoded."""
     try:
         with listing.open(place) as image:
-            width, height = sides(image)
-            upright = (height, width) if turn(image) >= 5 else (width, height)
-            return upright, in_colour(image)
+            return job(image)
     except TooLarge as error:
         log.warning("%.200r is left out: %s", listing.names[place], error)
-        return None
     except Exception:  # a damaged file can raise nearly anything inside a decoder
-        return None
+        pass
+    return None
 
 
-def _decoded(
-    listing: Listing, place: int, size: tuple[int, int], channels: int
-) -> np.ndarray | None:
-    """Return uint8 [C, H, W], or None if the image cannot be decoded."""
-    try:
-        with listing.open(place) as image:
-            return pixels_of(image, size, channels)
-    except TooLarge as error:
-        log.warning("%.200r is left out: %s", listing.names[place], error)
-        return None
-    except Exception:  # as above
-        return None
+def _header(image: Image.Image) -> tuple[tuple[int, int], bool]:
+    """Return the width and height as seen upright, and whether the image is in colour."""
+    width, height = sides(image)
+    return (height, width) if turn(image) >= 5 else (width, height), in_colour(image)
 
 
 def pixels_of(

@@ -400,7 +400,7 @@ def test_decoding_that_is_stopped_leaves_nothing(tmp_path, monkeypatch) -> None:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(decode, "_decoded", stop)
+    monkeypatch.setattr(decode, "pixels_of", stop)
     with pytest.raises(KeyboardInterrupt):
         load(str(root))
     assert not list((tmp_path / "cache").iterdir())
