@@ -14,9 +14,8 @@ A share of the images can be set aside for validation before that: nobody trains
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -185,12 +184,16 @@ def _check_clients(left: int, labeled: int, clients: int, classes: int, aside: i
         )
 
 
-def _iid(alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
-    return np.full((classes, clients), 1 / clients)
+def _shares(kind: str, alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
+    """Return [classes, clients]: the share of each class that each client gets; rows sum to 1.
 
-
-def _dirichlet(alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
-    """Return s_ci = p_ic / sum_j p_jc with p_i ~ Dir(alpha 1_M): each client draws its mix of classes."""
+    ``iid``: equal shares. ``dirichlet``: each client draws its mix of classes p_i ~ Dir(alpha 1_M),
+    and s_ci = p_ic / sum_j p_jc.
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f"partition kind {kind!r} is unknown; known: {', '.join(get_args(Kind))}")
+    if kind == "iid":
+        return np.full((classes, clients), 1 / clients)
     if alpha is None or not 0 < alpha < np.inf:
         raise ValueError(f"alpha = {alpha} is not a positive number; use e.g. 0.1, strongly skewed")
     generator = seeds.generator(seed, "partition", "dirichlet")
@@ -198,19 +201,6 @@ def _dirichlet(alpha: float | None, clients: int, classes: int, seed: int) -> np
     total = wanted.sum(axis=1, keepdims=True)
     # At alpha = 0.01 draws underflow to 0; a class with no share at all is divided evenly.
     return np.where(total > 0, wanted / np.where(total > 0, total, 1), 1 / clients)
-
-
-_SHARES: dict[str, Callable[[float | None, int, int, int], np.ndarray]] = {
-    "iid": _iid,
-    "dirichlet": _dirichlet,
-}
-
-
-def _shares(kind: str, alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
-    """Return [classes, clients]: the share of each class that each client gets; rows sum to 1."""
-    if kind not in _SHARES:
-        raise ValueError(f"partition kind {kind!r} is unknown; known: {', '.join(_SHARES)}")
-    return _SHARES[kind](alpha, clients, classes, seed)
 
 
 def _stratified(
