@@ -111,13 +111,9 @@ def listing(splits: Any, image: str | None = None, label: str | None = None) -> 
     ]
     starts = np.cumsum([0, *(len(table) for table in tables)])
 
-    def where(place: int) -> tuple[int, int]:
-        table = int(np.searchsorted(starts, place, side="right")) - 1
-        return table, place - int(starts[table])
-
     def open_at(place: int) -> PILImage.Image:
-        table, within = where(place)
-        cell = tables[table][within][image]
+        table = int(np.searchsorted(starts, place, side="right")) - 1
+        cell = tables[table][place - int(starts[table])][image]
         return open_image(cell["bytes"] or Path(cell["path"]))
 
     known = getattr(splits["train"].features[label], "names", None)
