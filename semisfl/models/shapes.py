@@ -58,7 +58,7 @@ def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
             f"model.layers gives {_text(gives)} numbers for an image, but there are {classes} classes; "
             "end it with a linear layer and leave its features out"
         )
-    parameters = sum(row.parameters for row in placed)
+    parameters = sum(one.parameters for one in placed)
     if parameters > MAX_PARAMETERS:
         raise ValueError(
             f"the model would have {parameters:,} parameters, the limit is {MAX_PARAMETERS:,}; "
@@ -85,7 +85,8 @@ def _place_one(name: str, layer: Layer, takes: Sides, where: str) -> Placed:
     if isinstance(layer, ResidualBlock):
         return _place_residual(name, layer, takes, where)
     try:
-        gives, parameters = RULES.get(type(layer), _same)(layer, takes)
+        rule = RULES.get(type(layer))
+        gives, parameters = rule(layer, takes) if rule else (takes, 0)
     except ValueError as error:
         raise ValueError(f"{where} ({layer.kind}) {error}") from error
     return Placed(name, layer, takes, gives, parameters)
@@ -100,15 +101,11 @@ def _place_residual(name: str, layer: ResidualBlock, takes: Sides, where: str) -
             f"{where} (residual) adds {_text(gives)} of its body to {_text(added)} of its shortcut; "
             "give the shortcut a conv with kernel 1 and the body's channels and stride"
         )
-    parameters = sum(row.parameters for row in (*body, *shortcut))
+    parameters = sum(one.parameters for one in (*body, *shortcut))
     return Placed(name, layer, takes, gives, parameters, tuple(body), tuple(shortcut))
 
 
 # --- one rule per kind: output shape and number of parameters ------------------------------------------
-
-
-def _same(layer: Layer, takes: Sides) -> tuple[Sides, int]:
-    return takes, 0
 
 
 def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
@@ -123,10 +120,6 @@ def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
     return (layer.channels, *sides), weights + layer.bias * layer.channels
 
 
-def _batchnorm(layer: BatchNorm, takes: Sides) -> tuple[Sides, int]:
-    return takes, 2 * takes[0]
-
-
 def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
     channels, *_ = _picture(takes)
     if channels % layer.groups:
@@ -134,10 +127,6 @@ def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
             f"has groups = {layer.groups}, which does not divide its {counted(channels, 'channel')}; choose a divisor"
         )
     return takes, 2 * channels
-
-
-def _layernorm(layer: LayerNorm, takes: Sides) -> tuple[Sides, int]:
-    return takes, 2 * prod(takes)
 
 
 def _pool(layer: Pool, takes: Sides) -> tuple[Sides, int]:
@@ -157,10 +146,6 @@ def _average_pool(layer: AveragePool, takes: Sides) -> tuple[Sides, int]:
     return (channels, *_window(height, width, layer.size, layer.stride or layer.size, 0)), 0
 
 
-def _flatten(layer: Flatten, takes: Sides) -> tuple[Sides, int]:
-    return (prod(takes),), 0
-
-
 def _linear(layer: Linear, takes: Sides) -> tuple[Sides, int]:
     if len(takes) != 1:
         raise ValueError(f"is given {_text(takes)}; put a flatten before it")
@@ -171,12 +156,12 @@ def _linear(layer: Linear, takes: Sides) -> tuple[Sides, int]:
 
 RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
     Conv: _conv,
-    BatchNorm: _batchnorm,
+    BatchNorm: lambda layer, takes: (takes, 2 * takes[0]),
     GroupNorm: _groupnorm,
-    LayerNorm: _layernorm,
+    LayerNorm: lambda layer, takes: (takes, 2 * prod(takes)),
     Pool: _pool,
     AveragePool: _average_pool,
-    Flatten: _flatten,
+    Flatten: lambda layer, takes: ((prod(takes),), 0),
     Linear: _linear,
 }
 
