@@ -1,6 +1,6 @@
 """Ranks for tests: processes that are started once and serve one fleet after another.
 
-The process that asks is rank 0. A fleet of two ranks uses the first two of the four.
+The process of the tests is rank 0. A fleet of two ranks uses the first two of the four.
 """
 
 import socket
@@ -40,19 +40,19 @@ class World:
 
     def start(self, count: int) -> Ranks:
         """Have the first ``count`` ranks serve a fleet; for rank 0."""
-        self.all.say("serve", count=count)
+        self.all.send_command("serve", count=count)
         return self.first(count)
 
     def all_answer(self) -> bool:
-        """None is with a fleet any more."""
-        self.all.say("ping")
-        return all(self.all.answer_of(rank)["rank"] == rank for rank in self.all.others)
+        """Return whether every rank replies, as only one without a fleet does."""
+        self.all.send_command("ping")
+        return all(self.all.reply_of(rank)["rank"] == rank for rank in self.all.others)
 
     def serve(self) -> None:
-        """The life of another rank."""
-        while (message := self.all.hear())["do"] != "quit":
+        """Serve fleets, as a rank other than the first."""
+        while (message := self.all.next_command())["do"] != "quit":
             if message["do"] == "ping":
-                self.all.answer(rank=self.all.rank)
+                self.all.reply(rank=self.all.rank)
             elif self.all.rank < message["count"]:
                 RankWorker(self.first(message["count"]), prepare).serve()
 
@@ -64,7 +64,7 @@ def prepare(config: Config) -> FleetSetup:
 
 @contextmanager
 def world() -> Iterator[World]:
-    """Inside, the other ranks are there."""
+    """Start the other ranks; end them after the block."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.fleet.rank_process"]
@@ -72,7 +72,7 @@ def world() -> Iterator[World]:
     try:
         made = World(0, port)
         yield made
-        made.all.say("quit")
+        made.all.send_command("quit")
         dist.destroy_process_group()
         assert [process.wait(60) for process in others] == [0] * len(others)
     finally:

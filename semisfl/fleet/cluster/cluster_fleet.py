@@ -1,6 +1,6 @@
 """Spread a run over several GPUs or machines: each rank of torchrun has a block of active clients.
 
-Rank 0 runs the method and has a block of its own; the others answer it (`rank_worker`). Every rank
+Rank 0 runs the method and has a block of its own; the others obey it (`rank_worker`). Every rank
 computes its block with the engine of a single process, so losses and byte counts are those of one
 process: on CPUs with one thread to the last bit (with more, `Streams.a_core_each` gives a block's last
 client several). A lost rank ends all of them; torchrun's restart goes on from the last checkpoint.
@@ -18,7 +18,7 @@ from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, Sp
 from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.cluster import cluster_full, cluster_split
-from semisfl.fleet.cluster.ranks import Moving, RankLost, Ranks, launch
+from semisfl.fleet.cluster.ranks import RankLost, Ranks, Transfer, launch
 from semisfl.fleet.packing import room_for, unpack
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.simulation import Simulation, as_states
@@ -43,24 +43,24 @@ class ClusterFleet(Simulation):
         super().__init__(ClientBlock(setup))
         self._joined = ranks is None
         self._ranks = ranks or Ranks.join(setup.hardware.device)
-        assert self._ranks.rank == 0, "the other ranks answer this one"
+        assert self._ranks.rank == 0, "the other ranks obey this one"
         self._closed = False
         self._plan: SplitRound | None = None
         self._step = 0
-        self._coming: Moving | None = None
+        self._coming: Transfer | None = None
         """Features that the other ranks are computing or sending."""
-        self._answering: list[int] = []
-        """Ranks that owe the results of a full-model round."""
+        self._owing: list[int] = []
+        """Ranks whose results of a full-model round are still to come."""
 
     # --- beginning and ending --------------------------------------------------------------------
 
     def open(self, directory: Path | None) -> None:
         """Let every rank load its images; raise `ConfigError` if they differ from rank 0's."""
-        self._ranks.say(
+        self._ranks.send_command(
             "begin", config=self._setup.config.model_dump(mode="json"), images=self._setup.digest()
         )
         for rank in self._ranks.others:
-            if problem := self._ranks.answer_of(rank).get("problem"):
+            if problem := self._ranks.reply_of(rank).get("problem"):
                 raise ConfigError(f"rank {rank}: {problem}")
 
     def close(self, finished: bool) -> None:
@@ -70,27 +70,27 @@ class ClusterFleet(Simulation):
         self._closed = True
         if not self._ranks.lost:
             with suppress(RankLost):
-                self._settle_debts()
-                self._ranks.say("end")
+                self._drop_late_messages()
+                self._ranks.send_command("end")
         if self._joined:
             self._ranks.leave()
 
-    def _settle_debts(self) -> None:
+    def _drop_late_messages(self) -> None:
         """Receive and drop what the other ranks still send for an abandoned round."""
         if self._coming is not None:
             self._coming.wait()
             self._coming = None
-        while self._answering:
-            cluster_full.results_of(self._ranks, self._answering.pop(0), Traffic())
+        while self._owing:
+            cluster_full.receive_results(self._ranks, self._owing.pop(0), Traffic())
 
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:
-        self._settle_debts()
+        self._drop_late_messages()
         self.spend(plan.active)
         self._plan, self._step = plan, 0
         self._blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
-        cluster_split.tell(self._ranks, plan, self._blocks)
+        cluster_split.send_plan(self._ranks, plan, self._blocks)
         self._expect_features()
         if self._blocks[0]:
             ahead = cluster_split.blocks_of(plan.next_active, self._ranks.count)[0]
@@ -143,7 +143,7 @@ class ClusterFleet(Simulation):
 
     def backward(self, gradients: Tensor) -> None:
         gradients = gradients.detach().contiguous()
-        self._ranks.say("backward")
+        self._ranks.send_command("backward")
         sent = self._ranks.send(
             {rank: [gradients[self._place(rank)]] for rank in self._ranks.others}
         )
@@ -156,10 +156,10 @@ class ClusterFleet(Simulation):
     def finish_round(self) -> State:
         plan = self._plan
         assert plan is not None
-        self._ranks.say("finish")
+        self._ranks.send_command("finish")
         bottoms = as_states(self.block.bottoms()) if self._blocks[0] else {}
         for rank in self._ranks.others:
-            reply = self._ranks.answer_of(rank)
+            reply = self._ranks.reply_of(rank)
             outlines = reply["outlines"]
             room = room_for(outlines, self._ranks.device)
             self._ranks.receive({rank: room}).wait()
@@ -172,15 +172,15 @@ class ClusterFleet(Simulation):
     # --- a full-model round ----------------------------------------------------------------------
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
-        self._settle_debts()
+        self._drop_late_messages()
         self.spend(plan.active)
         blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
-        cluster_full.tell(self._ranks, work, plan, blocks)
-        self._answering = list(self._ranks.others)
+        cluster_full.send_plan(self._ranks, work, plan, blocks)
+        self._owing = list(self._ranks.others)
         results = self.block.train(work, replace(plan, active=blocks[0])) if blocks[0] else []
         stopped = False
-        while self._answering:
-            received = cluster_full.results_of(self._ranks, self._answering.pop(0), self.traffic)
+        while self._owing:
+            received = cluster_full.receive_results(self._ranks, self._owing.pop(0), self.traffic)
             stopped = stopped or received is None
             results += received or []
         if stopped:

@@ -37,7 +37,7 @@ class _States:
         return {name: self.number(state) for name, state in states.items()}
 
 
-def tell(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block]) -> None:
+def send_plan(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block]) -> None:
     """Send the plan and its states from rank 0 to the others."""
     known = _States()
     shared = {
@@ -54,7 +54,7 @@ def tell(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block
         ]
         for which, states in (("send_to", plan.send_to), ("held", plan.held))
     }
-    ranks.say(
+    ranks.send_command(
         "train",
         work=work.name,
         index=plan.index,
@@ -91,7 +91,7 @@ def _needed(single: Mapping[str, Any], block: Block, for_all: int) -> list[int]:
     return sorted(numbers)
 
 
-def hear(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
+def receive_plan(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
     """Return the plan for this rank's clients."""
     outlines = [message["outlines"][number] for number in message["outline_of"]]
     block: Block = tuple(message["blocks"][ranks.rank])
@@ -125,13 +125,13 @@ def hear(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
     )
 
 
-def answer(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping[str, int]) -> None:
+def send_results(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping[str, int]) -> None:
     """Send this rank's results to rank 0."""
     known = _States()
     answers = [
         [result.client, dict(result.numbers), known.numbers(result.states)] for result in results
     ]
-    ranks.answer(
+    ranks.reply(
         results=answers,
         traffic=traffic,
         outlines=known.outlines,
@@ -140,9 +140,9 @@ def answer(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping[str, 
     ranks.send({0: pack(known.states)}).wait()
 
 
-def results_of(ranks: Ranks, rank: int, traffic: Traffic) -> list[ClientResult] | None:
+def receive_results(ranks: Ranks, rank: int, traffic: Traffic) -> list[ClientResult] | None:
     """Receive the results of ``rank`` and count their bytes; return None if it was stopped."""
-    message = ranks.answer_of(rank)
+    message = ranks.reply_of(rank)
     if "stopped" in message:
         return None
     outlines = [message["outlines"][number] for number in message["outline_of"]]

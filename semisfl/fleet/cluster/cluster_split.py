@@ -19,8 +19,9 @@ def blocks_of(active: Sequence[int], ranks: int) -> list[Block]:
     return [tuple(active[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
-def tell(ranks: Ranks, plan: SplitRound, blocks: Sequence[Block]) -> None:
-    ranks.say(
+def send_plan(ranks: Ranks, plan: SplitRound, blocks: Sequence[Block]) -> None:
+    """Send the plan and both bottoms from rank 0 to the others."""
+    ranks.send_command(
         "split",
         index=plan.index,
         blocks=blocks,
@@ -34,7 +35,7 @@ def tell(ranks: Ranks, plan: SplitRound, blocks: Sequence[Block]) -> None:
     ranks.broadcast(pack([plan.bottom, plan.teacher_bottom]))
 
 
-def hear(ranks: Ranks, message: Mapping[str, Any]) -> SplitRound:
+def receive_plan(ranks: Ranks, message: Mapping[str, Any]) -> SplitRound:
     """Receive the plan and return it for this rank's clients."""
     outlines = [message["outline"], message["outline"]]
     room = room_for(outlines, ranks.device)

@@ -1,4 +1,4 @@
-"""Answer rank 0 from every other rank, with a block of the clients."""
+"""Do what rank 0 commands, on every other rank, with a block of the clients."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,7 +32,7 @@ class RankWorker:
 
     def serve(self) -> None:
         """Return when rank 0 ends the run; raise `RankLost` if rank 0 is gone."""
-        while (message := self._ranks.hear())["do"] != "end":
+        while (message := self._ranks.next_command())["do"] != "end":
             self._steps[message["do"]](message)
 
     def _begin(self, message: Mapping[str, Any]) -> None:
@@ -46,15 +46,15 @@ class RankWorker:
                 )
             self._works = lookup.works(lookup.method(config.method))
         except (ValueError, OSError, ImportError) as error:
-            self._ranks.answer(problem=str(error))
+            self._ranks.reply(problem=str(error))
             return
         self._block = ClientBlock(self._setup)
-        self._ranks.answer()
+        self._ranks.reply()
 
     # --- a split round ---------------------------------------------------------------------------
 
     def _split(self, message: Mapping[str, Any]) -> None:
-        self._plan, self._step = cluster_split.hear(self._ranks, message), 0
+        self._plan, self._step = cluster_split.receive_plan(self._ranks, message), 0
         self._counts()  # drops those of an abandoned round
         if self._plan.active:
             self._block.start_round(self._plan)
@@ -81,7 +81,7 @@ class RankWorker:
 
     def _finish(self, message: Mapping[str, Any]) -> None:
         bottoms = list(as_states(self._block.bottoms()).values()) if self._plan.active else []
-        self._ranks.answer(
+        self._ranks.reply(
             traffic=self._counts(),
             stop=self._setup.stop.requested,
             outlines=[outline(bottom) for bottom in bottoms],
@@ -97,12 +97,12 @@ class RankWorker:
     # --- a full-model round ----------------------------------------------------------------------
 
     def _train(self, message: Mapping[str, Any]) -> None:
-        plan = cluster_full.hear(self._ranks, message)
+        plan = cluster_full.receive_plan(self._ranks, message)
         self._counts()
         try:
             work = self._works[message["work"]]
             results = self._block.train(work, plan) if plan.active else []
         except Stopped:
-            self._ranks.answer(stopped=True)
+            self._ranks.reply(stopped=True)
             return
-        cluster_full.answer(self._ranks, results, self._counts())
+        cluster_full.send_results(self._ranks, results, self._counts())

@@ -1,6 +1,6 @@
 """Let the processes that torchrun started exchange messages: plain values as JSON, tensors raw.
 
-Rank 0 broadcasts commands to all others, and they answer rank 0 only. Messages go through host
+Rank 0 broadcasts commands to all others, and they reply to rank 0 only. Messages go through host
 memory (gloo); tensors go from device to device (NCCL between GPUs, gloo between CPUs).
 """
 
@@ -34,7 +34,7 @@ last reference, the thread waits for the interpreter, which may be waiting for t
 
 
 class RankLost(ConnectionError):
-    """Raised when another rank is gone or does not answer any more."""
+    """Raised when another rank is gone or no longer replies."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Ranks:
             dist.destroy_process_group()
 
     @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def noticing_loss(self) -> Iterator[None]:
+        """Raise `RankLost` if an operation of the block fails."""
         try:
             yield
         except RuntimeError as error:
@@ -110,27 +111,28 @@ class Ranks:
 
     # --- plain values ----------------------------------------------------------------------------
 
-    def say(self, what: str, **values: Any) -> None:
-        """Send a message from rank 0 to all others."""
-        with self._talking():
+    def send_command(self, what: str, **values: Any) -> None:
+        """Send a command from rank 0 to all others; ``values`` come with it."""
+        with self.noticing_loss():
             for part in _encoded({"do": what, **values}):
                 dist.broadcast(self._keep(part), group_src=0, group=self._group)
 
-    def hear(self) -> dict[str, Any]:
-        """Receive rank 0's next message; ``do`` names the command."""
+    def next_command(self) -> dict[str, Any]:
+        """Receive rank 0's next command; ``do`` is its name."""
         return self._message(partial(dist.broadcast, group_src=0, group=self._group))
 
-    def answer(self, **values: Any) -> None:
-        """Send an answer to rank 0."""
-        with self._talking():
+    def reply(self, **values: Any) -> None:
+        """Send a reply to rank 0."""
+        with self.noticing_loss():
             for part in _encoded(values):
                 dist.send(self._keep(part), group_dst=0, group=self._group)
 
-    def answer_of(self, rank: int) -> dict[str, Any]:
+    def reply_of(self, rank: int) -> dict[str, Any]:
+        """Receive the next reply of ``rank``."""
         return self._message(partial(dist.recv, group_src=rank, group=self._group))
 
     def _message(self, receive: Callable[[Tensor], object]) -> dict[str, Any]:
-        with self._talking():
+        with self.noticing_loss():
             head = self._keep(torch.empty(HEAD, dtype=torch.uint8))
             receive(head)
             rest = self._keep(torch.empty(_length_after(head), dtype=torch.uint8))
@@ -146,43 +148,40 @@ class Ranks:
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Copy rank 0's ``tensors`` into those of all others."""
-        with self._talking():
+        with self.noticing_loss():
             for tensor in tensors:
                 dist.broadcast(tensor, group_src=0, group=self._group)
 
-    def send(self, tensors: Mapping[int, Sequence[Tensor]]) -> "Moving":
+    def send(self, tensors: Mapping[int, Sequence[Tensor]]) -> "Transfer":
         """Send contiguous tensors to each rank; they must not change until they have arrived."""
         return self._move(dist.isend, tensors)
 
-    def receive(self, tensors: Mapping[int, Sequence[Tensor]]) -> "Moving":
+    def receive(self, tensors: Mapping[int, Sequence[Tensor]]) -> "Transfer":
         """Receive from each rank into contiguous tensors."""
         return self._move(dist.irecv, tensors)
 
-    def _move(self, operation: Any, tensors: Mapping[int, Sequence[Tensor]]) -> "Moving":
-        with self._talking():
+    def _move(self, operation: Any, tensors: Mapping[int, Sequence[Tensor]]) -> "Transfer":
+        with self.noticing_loss():
             operations = [
                 dist.P2POp(operation, tensor, group=self._group, group_peer=rank)
                 for rank, several in tensors.items()
                 for tensor in several
                 if tensor.numel()
             ]
-            return Moving(self, dist.batch_isend_irecv(operations) if operations else [])
-
-    def wait(self, works: Sequence[dist.Work]) -> None:
-        with self._talking():
-            for work in works:
-                work.wait()
+            return Transfer(self, dist.batch_isend_irecv(operations) if operations else [])
 
 
 @dataclass(frozen=True)
-class Moving:
-    """Wait for tensors that are being moved."""
+class Transfer:
+    """Hold tensors that are being sent or received."""
 
     ranks: Ranks
     works: Sequence[dist.Work]
 
     def wait(self) -> None:
-        self.ranks.wait(self.works)
+        with self.ranks.noticing_loss():
+            for work in self.works:
+                work.wait()
 
 
 def _meet(store: Any, rank: int, world: int) -> str:
