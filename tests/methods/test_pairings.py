@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from semisfl.fleet.base import ClientRuntime, ClientWork, FullRound
-from semisfl.methods import semisfl as semisfl_method
 from semisfl.methods.fedmatch.method import FedMatch
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork
 from semisfl.methods.semisfl import SemiSFL
@@ -113,51 +112,6 @@ def test_semisfls_queue_has_few_positives_of_one_client(monkeypatch: pytest.Monk
             allowed = ((counts.sum() - counts) * share / (1 - share)).clamp(min=1)
             used = ((labels == label) & positives).sum(1)
             assert bool((used <= allowed).all()) and int(used.sum()) > 0
-
-
-def test_semisfls_labels_are_corrected_after_the_warm_up_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 1)
-    losses = []
-    for align in ("none", "client"):
-        method = toy.assemble(
-            "semisfl",
-            "clients.active=3",
-            "semisfl.confidence_threshold=0.35",
-            "optimizer.lr=0.05",
-            f"semisfl.align={align}",
-        ).method
-        losses.append([method.round(index).loss_semi for index in range(4)])
-    plain, corrected = losses
-    assert corrected[0] == pytest.approx(plain[0], rel=1e-5)
-    assert corrected[3] != pytest.approx(plain[3], rel=1e-4)
-
-
-def test_both_views_of_an_image_have_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = toy.assemble("semisfl", "server.labeled_view=both").method
-    assert isinstance(method, SemiSFL)
-    drawn: list[torch.Tensor] = []
-    used: list[torch.Tensor] = []
-    next_two, loss = method.labeled.next_two, semisfl_method.cross_entropy
-
-    def watch_labels() -> Any:
-        *images, labels = next_two()
-        drawn.append(labels)
-        return *images, labels
-
-    def watch_loss(logits: torch.Tensor, labels: torch.Tensor, *mixed: None) -> torch.Tensor:
-        used.append(labels)
-        return loss(logits, labels, *mixed)
-
-    monkeypatch.setattr(method.labeled, "next_two", watch_labels)
-    monkeypatch.setattr(semisfl_method, "cross_entropy", watch_loss)
-    method.round(0)
-    assert len(used) == 5
-    for labels, shown in zip(drawn, used, strict=True):
-        assert len(labels.unique()) > 1
-        # The strong views of all images come first, then the weak ones.
-        assert shown.tolist() == [*labels.tolist(), *labels.tolist()]
 
 
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch"])
