@@ -1,7 +1,8 @@
 """A small problem that the methods' tests share: four colours with noise, three uneven clients."""
 
+import copy
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import ViewKind, draw_view, make_view
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
+from semisfl.fleet.base import ClientResult, ClientWork, Fleet, FullRound
 from semisfl.models.build import uncut
 from semisfl.runs import experiment
 from semisfl.settings import config
@@ -173,6 +175,27 @@ def sgd(module: nn.Module, settings: Config, lr: float) -> torch.optim.SGD:
         nesterov=chosen.momentum > 0,
         weight_decay=chosen.weight_decay,
     )
+
+
+class Watched(NamedTuple):
+    """A full-model round: what was asked for, as it was sent, and what came back."""
+
+    work: ClientWork
+    plan: FullRound
+    results: list[ClientResult]
+
+
+def watched(fleet: Fleet) -> list[Watched]:
+    """Return a list to which each full-model round of ``fleet`` is added from now on."""
+    train, rounds = fleet.train, list[Watched]()
+
+    def watch(work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        sent = copy.deepcopy(plan)
+        rounds.append(Watched(work, sent, train(work, plan)))
+        return rounds[-1].results
+
+    fleet.train = watch  # type: ignore[method-assign]
+    return rounds
 
 
 def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:

@@ -252,18 +252,11 @@ def test_regularisers_act_without_a_confident_image() -> None:
 
 def test_psi_becomes_the_mean_of_the_uploads() -> None:
     _, method = make(batchnorm=True)
-    seen: list[dict[str, torch.Tensor]] = []
-    train = method.setup.fleet.train
-
-    def watched(work, plan):  # type: ignore[no-untyped-def]
-        results = train(work, plan)
-        seen.extend(dict(result.states["psi"]) for result in results)
-        return results
-
-    method.setup.fleet.train = watched  # type: ignore[method-assign]
+    rounds = toy.watched(method.setup.fleet)
     method.round(0)
+    (results,) = (one.results for one in rounds)
     for name, value in method.psi.state_dict().items():
-        expected = torch.stack([state[name].double() for state in seen]).mean(0)
+        expected = torch.stack([result.states["psi"][name].double() for result in results]).mean(0)
         torch.testing.assert_close(value.double(), expected.to(value.dtype).double())
     for name, buffer in method.model.named_buffers():
         torch.testing.assert_close(buffer, method.psi.state_dict()[name])
@@ -294,21 +287,14 @@ def test_the_noise_image_is_a_truncated_gaussian() -> None:
 def test_clients_are_known_by_what_their_upload_makes_of_the_noise_image() -> None:
     """sigma of this round and the client's own psi, in eval mode, on noise as a model takes it."""
     experiment, method = make("clients.active=3", "optimizer.lr=0.2", batchnorm=True)
-    uploads: dict[int, dict[str, torch.Tensor]] = {}
-    train = method.setup.fleet.train
-
-    def watched(work, plan):  # type: ignore[no-untyped-def]
-        results = train(work, plan)
-        uploads.update({result.client: dict(result.states["psi"]) for result in results})
-        return results
-
-    method.setup.fleet.train = watched  # type: ignore[method-assign]
+    rounds = toy.watched(method.setup.fleet)
     method.round(0)
     image = noise_image((3, 12, 12), seeds.generator(experiment.config.seed, "noise"))
     pixels = (image.float() / 255 - 0.5) / 0.5  # the toy set's mean and deviation
     embeddings = method.helpers.state_dict()["embeddings"]
     assert sorted(embeddings) == ["0", "1", "2"]
-    for client, upload in uploads.items():
+    (results,) = (one.results for one in rounds)
+    for client, upload in [(result.client, result.states["psi"]) for result in results]:
         theta = {
             name: value + upload[name] if name in method.names else value
             for name, value in method.sigma.named_parameters()
@@ -398,14 +384,7 @@ def test_helpers_come_with_a_refresh_and_stay(keep: bool, monkeypatch: pytest.Mo
     """Three clients, all active: known after round 0, helped in round 1, and in round 2 if kept."""
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     experiment, method = make("clients.active=3", f"fedmatch.keep_helpers={str(keep).lower()}")
-    plans: list[FullRound] = []
-    train = method.setup.fleet.train
-
-    def watched(work, plan):  # type: ignore[no-untyped-def]
-        plans.append(plan)
-        return train(work, plan)
-
-    method.setup.fleet.train = watched  # type: ignore[method-assign]
+    rounds = toy.watched(method.setup.fleet)
     sizes = []
     for round_index in range(3):
         before = experiment.fleet.traffic.by_kind().get("model_down", 0)
@@ -413,8 +392,8 @@ def test_helpers_come_with_a_refresh_and_stay(keep: bool, monkeypatch: pytest.Mo
         sizes.append(experiment.fleet.traffic.by_kind()["model_down"] - before)
     assert sizes[1] == 2 * sizes[0]  # 2S and J = 2 helpers
     assert sizes[2] == sizes[0]
-    assert sorted(plans[1].send_to[0]) == ["helper0", "helper1"]
-    assert bool(plans[2].held[0]) is keep
+    assert sorted(rounds[1].plan.send_to[0]) == ["helper0", "helper1"]
+    assert bool(rounds[2].plan.held[0]) is keep
 
 
 def test_the_original_variant_has_its_authors_weights() -> None:

@@ -112,17 +112,10 @@ def test_pseudo_labels_are_counted_as_they_are(method: str) -> None:
     threshold = 0.313  # some of these hardly trained models' labels are above it, some below
     settings = ["clients.steps=1", "clients.active=3", f"{method}.confidence_threshold={threshold}"]
     experiment = toy.assemble(method, *settings)
-    plans: list[FullRound] = []
-    train = experiment.fleet.train
-
-    def watch(work: Any, plan: FullRound) -> list[ClientResult]:
-        plans.append(copy.deepcopy(plan))
-        return train(work, plan)
-
-    experiment.fleet.train = watch  # type: ignore[method-assign]
+    rounds = toy.watched(experiment.fleet)
     row = experiment.method.round(0)
     assert row.labelled_by_teacher in (None, 1.0)
-    (plan,) = plans
+    (plan,) = (one.plan for one in rounds)
     data, shards = toy.dataset(), toy.partition(toy.dataset()).clients
     coverage, kept_truth, every_truth, wrong = {}, [], [], 0
     for client in plan.active:
@@ -174,17 +167,11 @@ def labelled(
 def test_a_client_without_true_labels_says_nothing_by_class(method: str) -> None:
     experiment = toy.assemble(method, f"{method}.confidence_threshold=0")
     experiment.fleet.block.labels.fill_(-1)
-    seen: list[ClientResult] = []
-    train = experiment.fleet.train
-
-    def watch(work: Any, plan: FullRound) -> list[ClientResult]:
-        seen.extend(train(work, plan))
-        return seen
-
-    experiment.fleet.train = watch  # type: ignore[method-assign]
+    rounds = toy.watched(experiment.fleet)
     row = experiment.method.round(0)
+    (results,) = (one.results for one in rounds)
     assert row.mask_rate == 0 and row.impurity is None and row.coverage_by_class is None
-    assert not [name for result in seen for name in result.numbers if "/" in name]
+    assert not [name for result in results for name in result.numbers if "/" in name]
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("supervised", "fl2")])

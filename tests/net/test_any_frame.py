@@ -20,6 +20,7 @@ from semisfl.fleet.packing import tensor_names
 from semisfl.net.frames import PROTOCOL, encode
 from semisfl.settings import catalog, lookup
 from tests.net.harness import Client, Network, audited, network, tiny, until, weights
+from tests.toy import watched
 
 MOMENTS = {
     # hello, ready; then what a client says in a round
@@ -333,23 +334,18 @@ def test_the_simulation_holds_to_the_same_declaration() -> None:
         data, partition = toy_data(3)
         config = tiny(3, method=method, model={"layers": LAYERS}, **SETTINGS.get(method, {}))
         experiment = assemble(config, data, partition, device="cpu")
-        fleet, model = experiment.fleet, dict(experiment.method.tested()["student"].state_dict())
-        original = fleet.train
-
-        def train(work: Any, *plan: Any, original: Any = original, model: Any = model) -> Any:
-            results = original(work, *plan)
+        model = experiment.method.tested()["student"].state_dict()
+        full = [name for name in model if not name.startswith("projector")]
+        rounds = watched(experiment.fleet)
+        experiment.method.round(0)
+        for work, _, results in rounds:
             for result in results:
-                sent = [name for name in model if not name.startswith("projector")]
-                assert tensor_names(result.states) == work.answers.outline(sent)
+                assert tensor_names(result.states) == work.answers.outline(full)
                 # Where the true labels are known, as on no device, there are counts of them too.
                 numbers = {name: v for name, v in result.numbers.items() if "/" not in name}
                 assert numbers.keys() == work.answers.numbers.keys()
                 for name, value in numbers.items():
                     assert value == work.answers.within(name, value), name
             seen.add(work.name)
-            return results
-
-        fleet.train = train  # type: ignore[method-assign]
-        experiment.method.round(0)
     works = [work for row in catalog.METHODS.values() for work in lookup.works(row)]
     assert seen == set(works)
