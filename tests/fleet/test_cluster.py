@@ -16,8 +16,8 @@ from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 from tests.fleet import rank_process
-from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
-from tests.net.harness import tiny, toy_data, weights
+from tests.fleet.test_every_fleet import FLEETS
+from tests.net.harness import BATCHNORM, tiny, toy_data, weights
 from tests.toy import but_for_time
 
 

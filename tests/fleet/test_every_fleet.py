@@ -24,7 +24,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.settings.config import Config
 from tests.fleet import rank_process
-from tests.net.harness import Network, network, tiny, toy_data, until
+from tests.net.harness import BATCHNORM, Network, network, tiny, toy_data, until
 from tests.sizes import sizes_of
 from tests.twin import PlainTwin, largest_difference
 
@@ -90,11 +90,6 @@ FLEETS: dict[str, Make] = {
     "four ranks": partial(on_ranks, count=4),
 }
 every_fleet = pytest.mark.parametrize("make", FLEETS.values(), ids=FLEETS)
-BATCHNORM = [
-    {"kind": "conv", "channels": 4, "kernel": 5},
-    *({"kind": "batchnorm"}, {"kind": "relu"}, {"kind": "pool", "size": 4}),
-    *({"kind": "flatten"}, {"kind": "linear"}),
-]
 CASES: dict[str, dict] = {
     "plain": {},
     "some are active": {"clients": {"active": 2}},

@@ -19,8 +19,8 @@ from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
 from semisfl.settings.config import Config, ConfigError, parse
 from semisfl.settings.run import WireConfig
-from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
-from tests.net.harness import network, tiny, toy_data
+from tests.fleet.test_every_fleet import FLEETS
+from tests.net.harness import BATCHNORM, network, tiny, toy_data
 
 CODED = dict.fromkeys(("student_features", "teacher_features", "gradients", "models"), "int8")
 WIRES: dict[str, dict[str, Any]] = {

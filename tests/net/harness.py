@@ -46,6 +46,12 @@ from semisfl.settings.policy import DevicePolicy
 
 SIDE = 16
 CLASSES = 4
+BATCHNORM = [
+    {"kind": "conv", "channels": 4, "kernel": 5},
+    *({"kind": "batchnorm"}, {"kind": "relu"}, {"kind": "pool", "size": 4}),
+    *({"kind": "flatten"}, {"kind": "linear"}),
+]
+"""Layers of a small model with BatchNorm."""
 
 
 @functools.cache
@@ -91,6 +97,15 @@ def accept_all(port: int) -> list[str]:
     """Return the options with which `semisfl join` accepts what a server in plaintext asks."""
     terms = read_terms(f"127.0.0.1:{port}", None, insecure_loopback=True)
     return ["--accept", terms.digest]
+
+
+def certificates(folder: Path, clients: int, *others: str) -> Path:
+    """Make an authority, a server for localhost and clients 0, 1, ... and ``others``; return ``folder``."""
+    certs.make_authority(folder)
+    certs.make_server(folder, ["localhost"])
+    for name in (*(f"client-{index}" for index in range(clients)), *others):
+        certs.make_client(folder, name)
+    return folder
 
 
 class Killed(BaseException):
@@ -195,6 +210,12 @@ class Network:
     @property
     def address(self) -> str:
         return f"{'localhost' if self.certificates else '127.0.0.1'}:{self.port}"
+
+    @property
+    def strikes(self) -> dict[str, int]:
+        """Return the offences of each client that has any."""
+        strikes = self.fleet._listener.penalties.strikes
+        return {name: count for name, count in strikes.items() if count}
 
     def join(self, index: int, address: str | None = None, **how: Any) -> Client:
         name = f"client-{index}"
@@ -348,6 +369,13 @@ class Oracle:
         mean = mean_state([snapshot(self._members[client].block.mean()) for client in self._here()])
         self._round += 1
         return mean
+
+
+def undisturbed(config: Config) -> Experiment:
+    """Return the same run with simulated clients, done."""
+    experiment = assemble(config, *toy_data(config.clients.total), device="cpu")
+    run_rounds(experiment)
+    return experiment
 
 
 def oracle(config: Config, *leaving: Leaving) -> Experiment:

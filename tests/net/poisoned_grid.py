@@ -26,13 +26,12 @@ from semisfl.attacks.poisoning import Attack, Weights, attack_named
 from semisfl.fleet.base import ClientResult
 from semisfl.fleet.block import ClientBlock
 from semisfl.net.client import member
-from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import load_data
 from semisfl.settings import config as configs
 from semisfl.settings import presets
 from semisfl.settings.config import Config, parse
-from tests.net.harness import Network
+from tests.net.harness import Network, certificates
 
 ATTACKS = (
     *("scaled_bottom", "scaled_bottom_late", "zero_bottom", "stale_bottom", "reordered_bottom"),
@@ -141,9 +140,7 @@ def attacked_run(
         net.join_all()
         result = run_rounds(net.experiment)
         honest = [f"client-{index}" for index in range(total) if index not in attackers]
-        strikes = {
-            name: count for name, count in net.fleet._listener.penalties.strikes.items() if count
-        }
+        strikes = net.strikes
         return {
             "method": config.method,
             "clients": total,
@@ -164,14 +161,6 @@ def attacked_run(
     finally:
         member.ClientBlock = ClientBlock  # type: ignore[attr-defined]
         net.close()
-
-
-def certificates(folder: Path, clients: int) -> Path:
-    certs.make_authority(folder)
-    certs.make_server(folder, ["localhost"])
-    for index in range(clients):
-        certs.make_client(folder, f"client-{index}")
-    return folder
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.reading import read_rounds
 from semisfl.runs.result import Result
-from tests.net.harness import Client, Network, network, on_loop, tiny, until
+from tests.net.harness import Client, Network, certificates, network, on_loop, tiny, until
 
 
 @contextmanager
@@ -171,11 +171,7 @@ def test_pause_resume_and_drain(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_revoked_device_leaves_its_place_also_when_it_is_away(tmp_path: Path) -> None:
-    place = tmp_path / "authority"
-    certs.make_authority(place)
-    certs.make_server(place, ["localhost"])
-    for name in ("client-0", "client-1", "new"):
-        certs.make_client(place, name)
+    place = certificates(tmp_path / "authority", 2, "new")
     with administered(tmp_path / "run", certificates=place) as (net, directory):
         net.join_all()
         net.clients[0].device.stop()
@@ -241,10 +237,7 @@ def test_a_device_that_is_removed_just_before_it_is_ready_does_not_take_its_plac
 
 def test_an_old_revoked_certificate_does_not_free_its_devices_place(tmp_path: Path) -> None:
     """An attacker who found it knocks; the device has a renewed one."""
-    place = tmp_path / "authority"
-    certs.make_authority(place)
-    certs.make_server(place, ["localhost"])
-    certs.make_client(place, "client-0")
+    place = certificates(tmp_path / "authority", 1)
     old = certs.load_client_credentials(place, "client-0")
     stolen = replace(old, path=None)  # with the path, it would read the renewed one and show that
     serial = certs.listing(place)[-1].serial
@@ -428,5 +421,5 @@ def test_who_takes_a_place_in_a_round_is_not_blamed_for_who_had_it(
         assert fleet.settle(False) == removed
         assert fleet.present() == [0, 1, 2], "the newcomer is not on trial"
         fleet.settle(True)
-        assert fleet._listener.penalties.strikes == {removed: 1}
+        assert net.strikes == {removed: 1}
         newcomer.device.stop()

@@ -19,7 +19,7 @@ from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.packing import tensor_names
 from semisfl.net.frames import PROTOCOL, encode
 from semisfl.settings import catalog, lookup
-from tests.net.harness import Client, Network, audited, network, tiny, until, weights
+from tests.net.harness import BATCHNORM, Client, Network, audited, network, tiny, until, weights
 from tests.toy import watched
 
 MOMENTS = {
@@ -32,14 +32,6 @@ MOMENTS = {
     "semifl": 2 + 3 * 2,  # accept, done, states; the same for the statistics of BatchNorm
     "fl2": 2 + 3 * 2,
 }
-LAYERS = [
-    {"kind": "conv", "channels": 4, "kernel": 5},
-    {"kind": "batchnorm"},
-    {"kind": "relu"},
-    {"kind": "pool", "size": 4},
-    {"kind": "flatten"},
-    {"kind": "linear"},
-]
 SETTINGS: dict[str, dict[str, Any]] = {
     "semifl": {"semifl": {"confidence_threshold": 0.0}},
     "fedswitch": {"fedswitch": {"iid_threshold": 10.0}},
@@ -229,7 +221,7 @@ def net(request: pytest.FixtureRequest) -> Iterator[Network]:
         3,
         method=request.param,
         rounds=10_000,  # a device ends if a server begins many more rounds than its terms have
-        model={"layers": LAYERS},
+        model={"layers": BATCHNORM},
         network={"deadline": 10.0},
         **SETTINGS.get(request.param, {}),
     )
@@ -254,7 +246,7 @@ def goes_on(net: Network, lie: Lie) -> None:
         liar.kill()
         liar.join(10)
     until(lambda: 1 not in fleet.present(), 10)
-    strikes = {name for name, count in fleet._listener.penalties.strikes.items() if count}
+    strikes = set(net.strikes)
     fleet._listener.penalties.strikes.clear()
     fleet._listener.table._arrivals.clear()  # it comes more often here than any server lets it
     # Before a hello is understood nobody has a name.
@@ -320,7 +312,7 @@ def test_what_the_work_declares_is_all_that_is_taken(
         monkeypatch.setattr(frames, "answer", answer)
         row = net.experiment.method.round(0)
         assert row.contributing == 2
-        assert net.fleet._listener.penalties.strikes == {"plaintext:client-1": 1}
+        assert net.strikes == {"plaintext:client-1": 1}
     assert len(audited(caplog)) == 1
 
 
@@ -332,7 +324,7 @@ def test_the_simulation_holds_to_the_same_declaration() -> None:
     seen = set()
     for method in MOMENTS:
         data, partition = toy_data(3)
-        config = tiny(3, method=method, model={"layers": LAYERS}, **SETTINGS.get(method, {}))
+        config = tiny(3, method=method, model={"layers": BATCHNORM}, **SETTINGS.get(method, {}))
         experiment = assemble(config, data, partition, device="cpu")
         model = experiment.method.tested()["student"].state_dict()
         full = [name for name in model if not name.startswith("projector")]

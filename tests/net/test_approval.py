@@ -26,7 +26,7 @@ from semisfl.net.tls import certs
 from semisfl.settings.config import Config
 from semisfl.settings.presets import PRESETS
 from semisfl.stopping import StopFlag, Stopped
-from tests.net.harness import CLASSES, SIDE, Network, audited, network, tiny, until
+from tests.net.harness import CLASSES, SIDE, Network, audited, certificates, network, tiny, until
 
 CONV = {"kind": "conv", "channels": 4, "kernel": 3}
 TAIL = [{"kind": "flatten", "name": "flatten"}, {"kind": "linear", "name": "fc"}]
@@ -325,10 +325,7 @@ def test_the_question_waits_for_an_answer_and_can_be_stopped(
 def test_inspect_shows_a_servers_terms_and_takes_no_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    authority = tmp_path / "certs"
-    certs.make_authority(authority)
-    certs.make_server(authority, ["localhost"])
-    certs.make_client(authority, "client-0")
+    authority = certificates(tmp_path / "certs", 1)
     caplog.set_level(logging.INFO, "semisfl")
     with network(config(), certificates=authority) as net:
         net.join_all()

@@ -17,8 +17,7 @@ from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.session import Patience
 from semisfl.net.server.trials import PASSED_OVER
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import Client, Network, Proxy, network, tiny, until
-from tests.net.test_fleet import BATCHNORM
+from tests.net.harness import BATCHNORM, Client, Network, Proxy, network, tiny, until
 
 ROUNDS = 8
 
@@ -179,7 +178,7 @@ def test_a_device_that_answers_just_before_each_deadline_delays_one_round_in_man
         assert [metrics["contributing"] for metrics in rounds] == [3, 3, 3]
         assert net.fleet.device_log.events["left_out"] == 1
         assert "client-0 is left out of this round: its answers of this round took" in caplog.text
-        assert not any(net.fleet._listener.penalties.strikes.values())
+        assert not net.strikes
         assert 0 in net.fleet._listener.table.enrolled
 
 
@@ -255,5 +254,4 @@ def test_a_false_loss_is_left_out_and_the_run_goes_on(
 
         monkeypatch.setattr(device, "ClientFullRound", round_of)
         assert len(run_rounds(net.experiment).rounds) == 6
-        struck = {name for name, count in net.fleet._listener.penalties.strikes.items() if count}
-        assert struck == {"plaintext:client-4"}
+        assert set(net.strikes) == {"plaintext:client-4"}

@@ -25,9 +25,7 @@ from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.stream import Stream
 from semisfl.net.frames import Frame
-from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.reading import read_rounds
 from semisfl.settings.toml import to_toml
@@ -38,11 +36,13 @@ from tests.net.harness import (
     Proxy,
     assert_same,
     audited,
+    certificates,
     network,
     oracle,
     send_past_policy,
     tiny,
     toy_data,
+    undisturbed,
     until,
     weights,
 )
@@ -200,8 +200,7 @@ def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
     rng = random.Random(seed)
     config = tiny(2, seed=seed, rounds=3)
     data, partition = toy_data(2)
-    undisturbed = assemble(config, data, partition, device="cpu")
-    run_rounds(undisturbed)
+    expected = undisturbed(config)
     directory = RunDirectory.create(folder / str(seed), config)
     moments = 3 * (2 + 2 * config.clients.steps + 1)
     net = Network(config, data, partition)
@@ -218,8 +217,8 @@ def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
             monkeypatch.undo()
             net.start_server(port)
             go_on(net, directory)
-        assert_same(net.experiment, undisturbed)
-        assert net.fleet.traffic.counts == undisturbed.fleet.traffic.counts
+        assert_same(net.experiment, expected)
+        assert net.fleet.traffic.counts == expected.fleet.traffic.counts
         assert [row["round"] for row in read_rounds(directory.path, dict)] == [0, 1, 2]
     finally:
         monkeypatch.undo()
@@ -381,9 +380,7 @@ def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
 
 def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(2)
-    data, partition = toy_data(2)
-    undisturbed = assemble(config, data, partition, device="cpu")
-    run_rounds(undisturbed)
+    expected = undisturbed(config)
     original, earlier = Stream.answer, []
 
     def answer(self: Stream, ticket: int, parts: list[bytes]) -> None:
@@ -399,7 +396,7 @@ def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.Monkey
         net.join_all()
         run_rounds(net.experiment)
         assert net.fleet.present() == [0, 1]
-        assert_same(net.experiment, undisturbed)
+        assert_same(net.experiment, expected)
 
 
 def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureFixture) -> None:
@@ -479,9 +476,7 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = tiny(3, network={"quorum": 3})
-    data, partition = toy_data(3)
-    undisturbed = assemble(config, data, partition, device="cpu")
-    run_rounds(undisturbed)
+    expected = undisturbed(config)
     with network(config) as net:
         for client in range(3):
             net.join(client, break_at=dying("forward", 1, 1) if client == 2 else None)
@@ -495,7 +490,7 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
         helper.start()
         rows = run_rounds(net.experiment).rounds
         helper.join(5)
-        assert_same(net.experiment, undisturbed)
+        assert_same(net.experiment, expected)
         on_the_wire = sum(net.stream_bytes())
     assert "round 2 is repeated" in caplog.text
     # What the undone attempt sent has crossed: all three had both bottoms, two sent features.
@@ -512,15 +507,13 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
 
 def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(2, network={"deadline": 5.0})
-    data, partition = toy_data(2)
-    undisturbed = assemble(config, data, partition, device="cpu")
-    run_rounds(undisturbed)
+    expected = undisturbed(config)
     real, rng = time.time, random.Random(1)
     monkeypatch.setattr(time, "time", lambda: real() + rng.choice([-3600, 0, 3600]))
     with network(config) as net:
         net.join_all()
         run_rounds(net.experiment)
-        assert_same(net.experiment, undisturbed)
+        assert_same(net.experiment, expected)
 
 
 # --- processes that are asked to stop -------------------------------------------------------------
@@ -580,10 +573,7 @@ def prepare(place: Path, rounds: int) -> None:
     (place / "run.toml").write_text(
         to_toml(tiny(2, rounds=rounds, network={"quorum": 2})), encoding="utf-8"
     )
-    certs.make_authority(place / "certs")
-    certs.make_server(place / "certs", ["localhost"])
-    for number in range(2):
-        certs.make_client(place / "certs", f"client-{number}")
+    certificates(place / "certs", 2)
 
 
 def test_processes_over_tls_stop_when_asked_are_killed_and_resume(tmp_path: Path) -> None:

@@ -22,15 +22,16 @@ from semisfl.net.messages import Schemas
 from semisfl.net.server import endpoint
 from semisfl.net.server.roster import Roster
 from semisfl.net.terms import Terms
-from semisfl.net.tls import certs
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config, ConfigError
 from tests.net.harness import (
+    BATCHNORM,
     CLASSES,
     SIDE,
     Network,
     Proxy,
+    certificates,
     network,
     on_loop,
     tiny,
@@ -43,19 +44,9 @@ METHODS = ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certs")
-    certs.make_authority(folder)
-    certs.make_server(folder, ["localhost", "127.0.0.1"])
-    for number in range(4):
-        certs.make_client(folder, f"client-{number}")
-    return folder
+    return certificates(tmp_path_factory.mktemp("certs"), 4)
 
 
-BATCHNORM = [
-    {"kind": "conv", "channels": 4, "kernel": 5},
-    *({"kind": "batchnorm"}, {"kind": "relu"}, {"kind": "pool", "size": 4}),
-    *({"kind": "flatten"}, {"kind": "linear"}),
-]
 RESIDUAL = [
     *BATCHNORM[:3],
     {

@@ -23,8 +23,7 @@ from semisfl.net.server.session_table import MOST_ARRIVALS
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from tests.net.floods import FLOODS, connect, flood, hello, no_room, opened
-from tests.net.harness import Network, network, tiny, until
-from tests.net.poisoned_grid import certificates
+from tests.net.harness import Network, certificates, network, tiny, until
 
 NEVER = 60.0
 
@@ -67,7 +66,7 @@ def test_streams_beyond_the_limit_are_not_looked_at(net: Network) -> None:
     certificate_of = trust.certificate_of
     trust.certificate_of = lambda context: looked.append("") or certificate_of(context)  # type: ignore[method-assign,func-returns-value]
     attack(net, "resets")
-    until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)
+    until(lambda: net.strikes == {"client-1": 1})
     assert len(looked) <= MOST_STREAMS
 
 
@@ -99,9 +98,9 @@ def test_bytes_that_are_no_messages_end_the_connection_and_count_as_a_strike(
     monkeypatch.setattr(cheap_frames, "CHECKED_AT_ONCE", 1)
     net.join(0)
     attack(net, name)
-    until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)
+    until(lambda: net.strikes == {"client-1": 1})
     run_rounds(net.experiment)
-    assert not net.fleet._listener.penalties.strikes["client-0"]
+    assert "client-0" not in net.strikes
 
 
 def test_an_honest_device_is_far_from_the_limit(
@@ -112,7 +111,7 @@ def test_an_honest_device_is_far_from_the_limit(
     monkeypatch.setattr(cheap_frames, "CHECK_SECONDS", 0.01)
     net.join_all()
     run_rounds(net.experiment)
-    assert not any(net.fleet._listener.penalties.strikes.values())
+    assert not net.strikes
     assert net.fleet.present() == [0, 1]
 
 
@@ -147,7 +146,7 @@ def test_a_device_has_few_connections_at_a_time(net: Network) -> None:
         assert net.fleet.wait_for(1, 20), "there is room for the others"
         for link in links[:MOST_CONNECTIONS]:
             link.sendall(opened(3))
-    assert not any(net.fleet._listener.penalties.strikes.values())
+    assert not net.strikes
 
 
 def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one(
@@ -159,7 +158,6 @@ def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one
     shutil.copytree(net.certificates, stolen, ignore=shutil.ignore_patterns("stolen"))
     certs.revoke(net.certificates, "client-1")
     certs.make_client(net.certificates, "client-1", overwrite=True)
-    listener = net.fleet._listener
     with contextlib.ExitStack() as stack:
         for _ in range(MOST_CONNECTIONS):
             stack.enter_context(connect(stolen, "client-1", net.port))
@@ -170,10 +168,10 @@ def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one
     def flooded() -> bool:
         with connect(stolen, "client-1", net.port) as link:
             flood(link, FLOODS["resets"], NEVER)
-        return bool(listener.penalties.strikes.total())
+        return bool(net.strikes)
 
     until(flooded)  # on a busy machine gRPC may end the connection before so many streams are seen
-    assert not listener.penalties.strikes["client-1"]
+    assert "client-1" not in net.strikes
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
@@ -270,7 +268,7 @@ def test_a_device_that_joins_again_and_again_is_told_to_wait(net: Network) -> No
     net.join(1)
     assert net.fleet.wait_for(1, 10)
     until(lambda: net.fleet.device_log.events["refused"] > 0)
-    assert net.fleet.present() == [0] and not net.fleet._listener.penalties.strikes
+    assert net.fleet.present() == [0] and not net.strikes
 
 
 def test_the_events_of_one_device_stay_below_what_the_page_says(

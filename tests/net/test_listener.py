@@ -28,18 +28,14 @@ from semisfl.net.server import endpoint, refusals
 from semisfl.net.server.session import Session
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import Credentials
-from tests.net.harness import Network, audited, network, on_loop, tiny, until
+from tests.net.harness import Network, audited, certificates, network, on_loop, tiny, until
 
 HANDSHAKE = 1.0
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("authority")
-    certs.make_authority(place)
-    certs.make_server(place, ["localhost"])
-    for name in ("client-0", "client-1", "revoked"):
-        certs.make_client(place, name)
+    place = certificates(tmp_path_factory.mktemp("authority"), 2, "revoked")
     certs.revoke(place, "revoked")
     return place
 
@@ -210,10 +206,7 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     certs.make_client(
         folder, "early", valid_from=now + timedelta(days=1), valid_until=now + timedelta(days=9)
     )
-    place = tmp_path_factory.mktemp("other")
-    certs.make_authority(place)
-    certs.make_client(place, "client-0")
-    return place
+    return certificates(tmp_path_factory.mktemp("other"), 1)
 
 
 def test_refused_in_the_handshake(
@@ -386,7 +379,7 @@ def test_refused_at_hello(
     if name == "silence":
         # A busy server may be the reason itself: the client may try again, and it is no strike.
         final = {grpc.StatusCode.UNAVAILABLE}
-        assert not net.fleet._listener.penalties.strikes["client-1"]
+        assert "client-1" not in net.strikes
     # Who is cut off while still writing may see gRPC's own words instead of ours.
     cut_off = (outcome.code, outcome.details) == (
         grpc.StatusCode.INTERNAL,
@@ -394,7 +387,7 @@ def test_refused_at_hello(
     )
     assert cut_off or (outcome.code in final and reason in outcome.details), outcome
     if reason == "of a chunk":
-        assert net.fleet._listener.penalties.strikes["client-1"] == 1
+        assert net.strikes == {"client-1": 1}
     assert outcome.frames == (1 if "then" in how else 0)
     # Handshakes that came to nothing on a busy machine are nobody's: their lines name no peer.
     (line,) = [line for line in audited(caplog) if "refused peer=?" not in line]
@@ -457,10 +450,7 @@ def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
 
 
 def test_a_client_revoked_while_the_run_is_paused_does_not_take_part(tmp_path: Path) -> None:
-    certs.make_authority(tmp_path)
-    certs.make_server(tmp_path, ["localhost"])
-    for number in range(3):
-        certs.make_client(tmp_path, f"client-{number}")
+    certificates(tmp_path, 3)
     settings = {"quorum": 2, "deadline": 1.0}
     with network(tiny(3, network=settings), certificates=tmp_path) as net:
         net.join(0)

@@ -14,7 +14,6 @@ from semisfl.attacks.poisoning import attack_named
 from semisfl.cli import devices
 from semisfl.metrics import MethodMetrics
 from semisfl.net.client import member
-from semisfl.net.tls import certs
 from semisfl.runs import start
 from semisfl.runs.between_rounds import Diverged
 from semisfl.runs.directory import RunDirectory
@@ -24,9 +23,9 @@ from semisfl.runs.reading import read_rounds
 from semisfl.runs.result import Result
 from semisfl.settings.config import Config
 from semisfl.settings.robust import SERVED
-from tests.net.harness import Network, network, tiny, toy_data, until
-from tests.net.poisoned_grid import ATTACKERS, ATTACKS, attacked_run, certificates, digits
-from tests.net.test_poisoning import assert_sound, strikes
+from tests.net.harness import Network, certificates, network, tiny, toy_data, until
+from tests.net.poisoned_grid import ATTACKERS, ATTACKS, attacked_run, digits
+from tests.net.test_poisoning import assert_sound
 
 
 def attacked(
@@ -49,17 +48,13 @@ def test_nine_times_its_bottom_does_not_stop_a_run(
     clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over mutual TLS, with a quorum of all: nobody can be left out."""
-    certs.make_authority(tmp_path / "certs")
-    certs.make_server(tmp_path / "certs", ["localhost"])
-    for index in range(clients):
-        certs.make_client(tmp_path / "certs", f"client-{index}")
     config = tiny(clients, rounds=4, robust=SERVED, network={"quorum": clients})
     (attacker,) = attacked(monkeypatch, config, "scaled_bottom", 1 / clients)
-    with network(config, certificates=tmp_path / "certs") as net:
+    with network(config, certificates=certificates(tmp_path / "certs", clients)) as net:
         net.join_all()
         result, directory = saved_run(net, tmp_path / "run")
         assert_sound(net)
-        assert strikes(net) == {} and len(net.fleet.present()) == clients
+        assert net.strikes == {} and len(net.fleet.present()) == clients
     assert [list(row["held_back"]) for row in result.rounds] == [[str(attacker)]] * 4
     assert directory.load()["round"] == 4
 
@@ -74,7 +69,7 @@ def test_with_the_plain_mean_who_sends_nine_times_its_bottom_is_shut_out(
         net.join_all()
         saved_run(net, tmp_path / "run")
         assert_sound(net)
-        assert strikes(net) == {f"plaintext:client-{attacker}": 3}
+        assert net.strikes == {f"plaintext:client-{attacker}": 3}
         assert net.fleet.present() == [c for c in range(clients) if c != attacker]
 
 
@@ -101,7 +96,7 @@ def test_what_the_server_itself_ruined_takes_the_run_back_and_is_nobodys_fault(
         ruined(net, lambda run: run == 1, monkeypatch)
         result, directory = saved_run(net, tmp_path / "run")
         assert_sound(net)
-        assert strikes(net) == {} and net.fleet.present() == [0, 1, 2]
+        assert net.strikes == {} and net.fleet.present() == [0, 1, 2]
     assert "the values that the server computed are impossible" in caplog.text
     assert "going back to the last good checkpoint: round 2 is next" in caplog.text
     rounds = [line["round"] for line in read_rounds(directory.path, dict)]
@@ -118,7 +113,7 @@ def test_a_run_that_fails_again_and_again_ends_with_its_last_good_checkpoint(
         ruined(net, lambda run: run >= 1, monkeypatch)
         with pytest.raises(Diverged, match="failed 3 times from round 2 on"):
             saved_run(net, tmp_path / "run")
-        assert strikes(net) == {}
+        assert net.strikes == {}
     state = RunDirectory.open(tmp_path / "run").load()
     assert state["round"] == 1 and finite(state["method"])
     assert state["fleet"]["usual"]["bottom weights"] > 0, "a restarted server knows what is usual"

@@ -16,7 +16,7 @@ from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
 from semisfl.settings.robust import SERVED
 from tests.net.harness import Client, network, tiny, until, weights
-from tests.net.test_poisoning import assert_sound, strikes
+from tests.net.test_poisoning import assert_sound
 
 LAYERS = [
     *({"kind": "conv", "channels": 3, "stride": 4}, {"kind": "batchnorm"}, {"kind": "relu"}),
@@ -62,7 +62,7 @@ def test_an_impossible_value_in_one_buffer_shuts_its_author_out(
         net.join_all()
         result = run_rounds(net.experiment)
         assert_sound(net)
-        assert strikes(net) == {f"plaintext:client-{attacker}": 3}
+        assert net.strikes == {f"plaintext:client-{attacker}": 3}
         until(lambda: net.fleet.present() == [c for c in range(4) if c != attacker])
     assert len(result.rounds) == 5
 
@@ -80,7 +80,7 @@ def test_a_tiny_variance_in_one_channel_stays_one_client_s_share(
                 net.join_all()
                 run_rounds(net.experiment)
                 assert_sound(net)
-                assert strikes(net) == {} and len(net.fleet.present()) == 4
+                assert net.strikes == {} and len(net.fleet.present()) == 4
                 state = weights(net.experiment)
         (name,) = [key for key in state if key.startswith("/student/") and key.endswith("var")]
         variances[attacked] = float(state[name][0])
@@ -115,6 +115,6 @@ def test_a_device_that_comes_only_in_every_other_round_to_attack(
         monkeypatch.setattr(method, "round", back_in_even_rounds)
         rounds = run_rounds(net.experiment).rounds
         assert_sound(net)
-        assert strikes(net) == {}
+        assert net.strikes == {}
         assert net.fleet.present() == [c for c in range(4) if c != attacker]
     assert [list(row.get("held_back") or {}) for row in rounds] == [[str(attacker)], []] * 3

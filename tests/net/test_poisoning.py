@@ -16,6 +16,7 @@ from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, miscounted, ra
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import (
+    BATCHNORM,
     Leaving,
     Network,
     assert_same,
@@ -26,7 +27,6 @@ from tests.net.harness import (
     until,
     weights,
 )
-from tests.net.test_fleet import BATCHNORM
 
 JUST_BELOW = 0.9 * ABSURD
 
@@ -63,10 +63,6 @@ def poisoning(
     monkeypatch.setattr(FrameIO, "answer", answer)
 
 
-def strikes(net: Network) -> dict[str, int]:
-    return {name: count for name, count in net.fleet._listener.penalties.strikes.items() if count}
-
-
 def assert_sound(net: Network) -> None:
     for key, value in weights(net.experiment).items():
         assert torch.isfinite(value.float()).all() and value.float().abs().max() < 1e3, key
@@ -83,7 +79,7 @@ def test_values_just_below_the_limit_are_left_out_and_honest_clients_are_not_str
         run_rounds(net.experiment)
         step = 0 if kind == "features" else config.clients.steps
         assert_same(net.experiment, oracle(config, *(Leaving(1, r, step, r + 1) for r in (0, 1))))
-        assert strikes(net) == {"plaintext:client-1": 2}
+        assert net.strikes == {"plaintext:client-1": 2}
 
 
 @pytest.mark.parametrize("teacher_once", [False, True])
@@ -111,7 +107,7 @@ def test_an_attacker_is_shut_out_and_the_others_finish(monkeypatch: pytest.Monke
         net.join_all()
         run_rounds(net.experiment)
         until(lambda: net.fleet.present() == [0, 2])
-        assert strikes(net) == {"plaintext:client-1": 3}
+        assert net.strikes == {"plaintext:client-1": 3}
         assert_sound(net)
 
 
@@ -124,7 +120,7 @@ def test_tiny_features_do_not_end_a_run_without_a_projector(
     with network(tiny(4, rounds=4, model={"projector": "none"})) as net:
         net.join_all()
         assert len(run_rounds(net.experiment).rounds) == 4
-        assert set(strikes(net)) <= {"plaintext:client-1"}
+        assert set(net.strikes) <= {"plaintext:client-1"}
         assert_sound(net)
 
 
@@ -140,7 +136,7 @@ def test_with_two_clients_a_round_that_blows_up_is_repeated_without_who_stands_o
         net.join_all()
         run_rounds(net.experiment)
         assert_sound(net)
-        assert strikes(net) == {"plaintext:client-1": 2 - first}
+        assert net.strikes == {"plaintext:client-1": 2 - first}
     if first == 0 and kind == "features":
         assert "round 1 is repeated" in caplog.text and "client-1" in caplog.text
 
@@ -156,7 +152,7 @@ def test_a_round_is_repeated_as_if_who_stood_out_had_not_been_there(
         run_rounds(net.experiment)
         assert_same(net.experiment, oracle(config, Leaving(1, -1, 0)))
         assert {client for _, _, client in net.fleet.traffic.counts} == {0}
-        assert strikes(net) == {"plaintext:client-1": 1}
+        assert net.strikes == {"plaintext:client-1": 1}
     repeated = "round 1 is repeated without plaintext:client-1: the norm of the student bottom's"
     assert repeated in caplog.text
 
@@ -171,7 +167,7 @@ def test_a_client_on_trial_is_not_drawn_until_a_round_was_good() -> None:
         assert fleet.settle(good=False) == "plaintext:client-1"
         assert fleet.present() == [0, 2] and not fleet.wait_for(3, seconds=0)
         assert fleet.settle(good=True) is None
-        assert fleet.present() == [0, 1, 2] and strikes(net) == {"plaintext:client-1": 1}
+        assert fleet.present() == [0, 1, 2] and net.strikes == {"plaintext:client-1": 1}
 
 
 @pytest.mark.parametrize("factor", [60.0, 1e5])
@@ -185,7 +181,7 @@ def test_whole_models_are_held_against_each_other_too(
         net.join_all()
         run_rounds(net.experiment)
         assert_sound(net)
-        assert strikes(net) == {"plaintext:client-1": 2}
+        assert net.strikes == {"plaintext:client-1": 2}
 
 
 def test_values_caused_by_the_server_are_no_strike(
@@ -203,7 +199,7 @@ def test_values_caused_by_the_server_are_no_strike(
 
         monkeypatch.setattr(net.fleet, "backward", backward)
         run_rounds(net.experiment)
-        assert strikes(net) == {} and net.fleet.present() == [0, 1, 2]
+        assert net.strikes == {} and net.fleet.present() == [0, 1, 2]
 
 
 def test_a_poisoned_round_leaves_no_checkpoint(
@@ -238,7 +234,7 @@ def test_a_counter_that_no_training_reaches_shuts_out_nobody_else(
     with network(tiny(3, rounds=3, model={"layers": BATCHNORM})) as net:
         net.join_all()
         run_rounds(net.experiment)
-        assert strikes(net) == {"plaintext:client-1": 3}
+        assert net.strikes == {"plaintext:client-1": 3}
         counters = [
             value for value in weights(net.experiment).values() if value.dtype == torch.int64
         ]
@@ -254,7 +250,7 @@ def test_a_counter_of_statistics_shuts_out_nobody_else(
     with network(tiny(3, rounds=3, method=method, model={"layers": BATCHNORM})) as net:
         net.join_all()
         run_rounds(net.experiment)
-        assert strikes(net) == {"plaintext:client-1": 3}
+        assert net.strikes == {"plaintext:client-1": 3}
         assert net.fleet.present() == [0, 2]
 
 

@@ -15,7 +15,7 @@ from semisfl.net.client.approval import Approval
 from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import Client, Network, network, tiny, until
+from tests.net.harness import Client, Network, certificates, network, tiny, until
 
 
 @pytest.fixture
@@ -97,10 +97,7 @@ def test_every_reason_has_its_exit_code(
         assert "places are taken" in json.loads(status.read_text())["reason"]
         assert join(net, images, "--policy", str(policy)) == 6
         assert "the client's policy: " in last_line(capsys)
-    place = tmp_path / "authority"
-    certs.make_authority(place)
-    certs.make_server(place, ["localhost"])
-    certs.make_client(place, "client-0")
+    place = certificates(tmp_path / "authority", 1)
     certs.revoke(place, "client-0")
     own = str(place / "clients" / "client-0")
     with network(tiny(1), certificates=place) as net:

@@ -10,10 +10,9 @@ import pytest
 
 from semisfl.fleet.base import RoundAborted
 from semisfl.fleet.caps import Held, Price
-from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.policy import read_policy
-from tests.net.harness import network, tiny
+from tests.net.harness import certificates, network, tiny
 from tests.net.rogue_server import folder_of_images
 from tests.processes import Forked
 
@@ -32,15 +31,12 @@ def test_a_strict_device_beside_open_ones_is_not_shut_out() -> None:
         net.join(2)
         assert net.fleet.wait_for(3, 20)
         run_rounds(net.experiment)
-        assert not net.fleet._listener.penalties.strikes
+        assert not net.strikes
         assert net.fleet.device_log.events["left_out"] == 0
 
 
 def test_strict_takes_part_spends_bits_and_ends_by_its_cap(tmp_path: Path) -> None:
-    authority = tmp_path / "certs"
-    certs.make_authority(authority)
-    certs.make_server(authority, ["localhost"])
-    certs.make_client(authority, "client-0")
+    authority = certificates(tmp_path / "certs", 1)
     policy = Path(shutil.copy(POLICIES / "strict.toml", tmp_path))
     strict = read_policy(policy).of_device()
     config = tiny(1, rounds=9, clients={"batch": 4, "steps": STEPS})

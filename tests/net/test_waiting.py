@@ -129,7 +129,7 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
         trained.start()
         until(lambda: len(pauses) >= 4)
         until(lambda: "rounds in a row had too few answers" in str(net.fleet.waiting.state))
-        assert not net.fleet._listener.penalties.strikes.total()
+        assert not net.strikes
         monkeypatch.setattr(FrameIO, "answer", honestly)
         trained.join(30)
         assert not trained.is_alive(), "it goes on once all answer"
