@@ -5,8 +5,8 @@ client i:
 
 - ``client``: q' ~ q pi_i / pi, with pi the mean of pi_i over all clients seen so far. The estimate pi_i
   is the moving mean of q' itself, one step of expectation maximisation per batch (Saerens et al., 2002).
-  They divide by pi_s; but a class that the teacher sees too often in every client is its own mistake,
-  and each step would enlarge it. Where clients are alike, nothing is corrected.
+  Saerens et al. divide by pi_s. But a class that the teacher sees too often in every client is the
+  teacher's mistake, which each step would then enlarge. If all clients are alike, nothing is corrected.
 - ``global``: q' ~ q pi_s / p, with p the moving mean of q over all clients.
 
 Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
@@ -59,9 +59,9 @@ class Labelling:
         self._clients = torch.zeros(active, dtype=torch.long, device=prior.device)
 
     def start_round(self, before: int, active: Sequence[int], members: Mapping[int, str]) -> None:
-        """Take ``before``: the number of earlier rounds with clients, whose labels it saw.
+        """Begin a round, after ``before`` earlier ones with clients.
 
-        What clients seemed to hold that are no ``members`` (`Fleet.members`) any more is forgotten.
+        Forget the estimated mix of clients that are no longer ``members`` (`Fleet.members`).
         """
         self._warm.fill_(float(before >= WARMUP_ROUNDS))
         self._clients[: len(active)].copy_(torch.tensor(active))

@@ -10,7 +10,7 @@ class Membership:
         self._names: dict[int, str] = {}
 
     def gone(self, known: Iterable[int], members: Mapping[int, str]) -> set[int]:
-        """Return those of ``known`` that are no ``members`` (`Fleet.members`) any more, and remember these."""
+        """Return the clients of ``known`` that left or whose place another one has; remember the names of ``members``."""
         same = {client for client, name in members.items() if name == self._names.get(client, name)}
         self._names = dict(members)
         return set(known) - same

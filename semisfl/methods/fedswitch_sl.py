@@ -95,7 +95,7 @@ class FedSwitchSL:
             )
             for _ in range(clients.steps):
                 self.cross_entity_step()
-            self.influence.tell(self.active, fleet.held_back)
+            self.influence.report(self.active, fleet.held_back)
             self.bottom.load_state_dict(fleet.finish_round())
             sums = self.meter.read()
             self._remember(sums["client_predictions"])

@@ -97,8 +97,8 @@ def read_counter(client: ClientRuntime) -> dict[str, float]:
 def combined(setup: Setup, results: Sequence[ClientResult], name: str, sent: State) -> State:
     """Return state ``name`` of the contributing clients as one, by the rule of ``robust.aggregate``.
 
-    ``sent`` is what they began with. Where fewer than a rule needs add something and others take part, those
-    others count as models that stayed as they were sent: a single client must not be the rule.
+    ``sent`` is what they began with. If fewer clients contribute than a rule needs, those that took part and
+    contributed nothing count as unchanged models: else a single client could decide the result.
     """
     robust = setup.config.robust
     states = {result.client: result.states[name] for result in results if result.states}

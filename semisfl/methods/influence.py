@@ -27,7 +27,8 @@ LONGEST = 2.0
 LEAST_AGREEMENT = 0.5
 """A client is ignored if its features agree on the class less often than this times the median client's."""
 DOUBT = 2.0
-"""Standard deviations by which they must: of a few confident labels, an honest client's may all differ."""
+"""Standard deviations by which its agreement must be below that limit: the few confident labels of an honest
+client may all differ by chance."""
 NO_LABEL = -1
 """The label of rows that are not used: no confident key has it, so such an anchor has no positives."""
 
@@ -85,7 +86,7 @@ class Influence:
         labelled = self._kept.index_select(0, places)
         seen, labelled = labelled > 0, labelled.clamp(min=1)
         rates = self._agreed.index_select(0, places) / labelled
-        # Who had no confident label yet has no rate; the fleet's is that of those who had.
+        # A client without a confident label so far has no rate; the median is over the others.
         least = LEAST_AGREEMENT * _median(rates, seen)
         chance = (least * (1 - least) / labelled).sqrt()
         unused = seen & (rates < least - DOUBT * chance)
@@ -96,7 +97,7 @@ class Influence:
 
     @torch.no_grad()
     def as_positives(self, features: Features, labels: Tensor, confident: Tensor) -> Tensor:
-        """Return which keys may be positives: of no class too many of one client."""
+        """Return which keys may be positives: of each class at most a share of one client's keys."""
         share = self.settings.class_share
         if not self.on or share == 1:
             return confident
@@ -108,8 +109,8 @@ class Influence:
         within = (rank <= allowed.unsqueeze(1)) & (by_client > 0)
         return within.any(2).reshape(-1)
 
-    def tell(self, active: Sequence[int], held_back: HeldBack) -> None:
-        """Say who was held back over the round; reads from the device."""
+    def report(self, active: Sequence[int], held_back: HeldBack) -> None:
+        """Report the clients that were held back in the round. Reads from the device."""
         if not self.on:
             return
         steps = max(1.0, float(self._steps))
@@ -136,8 +137,10 @@ class Influence:
 
 
 def _median(values: Tensor, there: Tensor | None = None) -> Tensor:
-    """Return the median of the numbers; infinite if there are none. Unlike `Tensor.nanmedian`, the mean of two middle ones,
-    and unlike `Tensor.nanquantile` without a look at the values from the host."""
+    """Return the median, the mean of the middle two of an even count; infinite if there are no values.
+
+    `Tensor.nanmedian` takes the lower of the two, and `Tensor.nanquantile` waits for the device.
+    """
     there = torch.ones_like(values, dtype=torch.bool) if there is None else there
     count = there.sum()
     middle = torch.stack([count - 1, count]).clamp(min=0) // 2

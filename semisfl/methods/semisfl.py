@@ -86,7 +86,7 @@ class SemiSFL:
             self.labelling.start_round(before, self.active, members)
             for _ in range(clients.steps):
                 self.cross_entity_step()
-            self.influence.tell(self.active, self.fleet.held_back)
+            self.influence.report(self.active, self.fleet.held_back)
             # Lines 18-21: the mean of the bottoms.
             self.student.bottom.load_state_dict(self.fleet.finish_round())
             self.queue.end_round()

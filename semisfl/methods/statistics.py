@@ -71,7 +71,7 @@ def of_split_round(sums: dict[str, Any], active: Sequence[int], steps: int) -> d
     """Return the fields of a `MethodMetrics` from the sums of a split round's ``steps``."""
     images, kept = sums["client_images"], sums["client_kept"]
     return {
-        # Who leaves a round does not come back to it: the images of those who stayed are the most.
+        # A client that leaves a round does not come back to it: those that stayed have the most images.
         "contributing": images.count(max(images)),
         **{name: sums[name] / steps for name in LOSSES if name in sums},
         "mask_rate": 1 - sum(kept) / sum(images),
@@ -95,7 +95,7 @@ def as_numbers(counts: Table) -> dict[str, float]:
 
 
 def of_numbers(numbers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return the fields of a `MethodMetrics` from what several clients said with `as_numbers`."""
+    """Return the fields of a `MethodMetrics` from the `as_numbers` of several clients."""
     total = Counter[str]()
     for one in numbers:
         total.update({key: value for key, value in one.items() if "/" in key})

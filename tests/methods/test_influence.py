@@ -61,7 +61,7 @@ def test_a_client_that_swaps_classes_is_excluded_and_named() -> None:
     used, kept = limit.believed(inputs, ACTIVE, logits_of(seen), labels, confident)
     assert kept.tolist() == [True] * 16 + [False] * 8
     assert used.tolist() == [*labels[:16].tolist(), *[NO_LABEL] * 8]
-    limit.tell(ACTIVE, held)
+    limit.report(ACTIVE, held)
     message = held.take()
     assert message is not None and list(message) == ["9"]
     assert "unused in 1 of 1 steps: student and teacher ones agree on 0% of classes" in message["9"]
@@ -104,7 +104,7 @@ def test_a_client_that_left_is_not_mistaken_for_another() -> None:
     limit.start_round()
     seen = logits_of(torch.tensor([0, 1] * 8 + [1, 0] * 8))
     limit.believed(inputs, ACTIVE, seen, labels, torch.ones(32, dtype=torch.bool))
-    limit.tell(ACTIVE, held)
+    limit.report(ACTIVE, held)
     assert list(held.take() or {}) == ["9"]
 
 

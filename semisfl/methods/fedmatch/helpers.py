@@ -1,4 +1,4 @@
-"""FedMatch's helpers: for each client the models of those whose models behave most alike."""
+"""FedMatch's helpers: for each client, the models of the clients whose models behave most like its own."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -60,7 +60,7 @@ class Helpers:
                 self._helpers[client] = [self._latest[helper] for helper in chosen]
 
     def keep(self, members: Mapping[int, str]) -> None:
-        """Forget the uploads of all other clients; a client that had one as a helper has none until the next choice."""
+        """Forget the uploads of clients that are no ``members``. A client with such a helper has none until the next choice."""
         gone = self._membership.gone(self._latest, members)
         for client in gone:
             del self._embeddings[client], self._latest[client]

@@ -54,7 +54,7 @@ PSI_FACTOR = 0.2
 REFRESH = 10
 """Rounds between two choices of helpers, as in the authors' code."""
 THRESHOLD = 1e-5
-"""Entries of psi up to this size are tested as zero, as in the authors' code."""
+"""In the model that is tested, entries of psi up to this size are zero, as in the authors' code."""
 
 
 def decomposed(model: nn.Module) -> list[str]:
@@ -66,7 +66,7 @@ def decomposed(model: nn.Module) -> list[str]:
 def joined(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters theta = sigma + psi; BatchNorm's are sigma's alone.
 
-    Those of a layer that is used twice are there under both names, as in a state.
+    The parameters of a layer that is used twice have both names, as in a state dict.
     """
     affine = _affine(sigma)
     return {
@@ -229,7 +229,8 @@ class FedMatchWork:
         client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed(sigma))
         client.set_buffer("helped", torch.tensor(float(client.received("helper0") is not None)))
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
-        client.draw_view("plain", "plain", indices)  # weak augmentation hurt its authors
+        # Not weak ones: weak augmentation lowered its authors' accuracy.
+        client.draw_view("plain", "plain", indices)
         client.draw_view("strong", "strong", indices)
         client.set_buffer("truth", client.truth(indices))
         start_counter(client)

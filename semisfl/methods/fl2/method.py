@@ -39,7 +39,8 @@ RHO = 0.1
 ETA = 0.01
 """Added to a weight's size, by which its part of the radius is scaled."""
 PRETRAIN_ROUNDS = 10
-"""The supervised steps of so many rounds come before the first round, unless `server.pretrain_rounds` says how many rounds do."""
+"""Before the first round the server takes the supervised steps of this many rounds, unless
+`server.pretrain_rounds` sets their number."""
 
 
 class FL2(SemiFL):
@@ -87,7 +88,7 @@ class Chosen(NamedTuple):
     kept: Tensor
     """Confident enough for this client and class."""
     sure: Tensor
-    """Beyond doubt."""
+    """So confident that sharpness-aware consistency uses them."""
     threshold: Tensor
     """T, the client's mean confidence."""
 
@@ -143,9 +144,9 @@ class FL2Work:
         labels, sure = client.buffer_step("labels"), client.buffer_step("sure")
         logits = model(images)
         loss = cross_entropy(logits, labels)  # every image of a batch was kept
-        # Sharpness-aware consistency, of images beyond doubt: climb their loss, agree there.
-        beyond_doubt = consistency(logits, labels, sure)
-        weights = adversarial(model, beyond_doubt, RHO, ETA)
+        # Sharpness-aware consistency of the images in ``sure``: climb their loss, agree there.
+        climbed = consistency(logits, labels, sure)
+        weights = adversarial(model, climbed, RHO, ETA)
         sharp = agreement(called_with(model, weights, images), logits, sure)
         client.descend(model, loss + sharp, clip_norm=CLIP_NORM)
         count_loss(client, loss + sharp, consistency=loss)
