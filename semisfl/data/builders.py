@@ -19,7 +19,7 @@ def array_fields(
     unlabeled: Any,
     classes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the fields of a `Dataset` that arrays give, statistics aside."""
+    """Return the fields of a `Dataset` from arrays, all but mean and standard deviation."""
     pixels = _pixels(images, "images")
     numbers, names = _numbers(labels, "labels", classes)
     tested, names = _numbers(test_labels, "test_labels", names)

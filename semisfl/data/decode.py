@@ -120,7 +120,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _is_sixteen_bit(image: Image.Image) -> bool:
-    """Tell whether grey values run to 65,535.
+    """Return whether grey values run to 65,535.
 
     Pillow opens such a PGM in mode I, and its older versions such a PNG.
     """
@@ -128,7 +128,7 @@ def _is_sixteen_bit(image: Image.Image) -> bool:
 
 
 def in_colour(image: Image.Image) -> bool:
-    """Tell whether an image is stored in colour, as it also is with grey pixels alone."""
+    """Return whether an image is stored in colour, as it also is with grey pixels alone."""
     return image.mode not in GREY_MODES and not _is_sixteen_bit(image)
 
 

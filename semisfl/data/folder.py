@@ -3,7 +3,7 @@
 There are two forms. A root with a ``train`` or ``test`` folder has the first:
 
 - classes: ``train/<class>/*`` and ``test/<class>/*``. Images without a label may lie beside them: in
-  ``unlabeled/*``, to be dealt to clients, or in ``unlabeled/<client>/*`` or ``clients/<client>/*``,
+  ``unlabeled/*``, to be divided among clients, or in ``unlabeled/<client>/*`` or ``clients/<client>/*``,
   where the folders say who holds what.
 - clients: ``<client>/*``, no labels and no test images. Images directly in the root make one client.
 
@@ -32,7 +32,7 @@ SYSTEM = {"__MACOSX", "@eaDir"}
 
 
 def has_classes(root: Path) -> bool:
-    """Tell whether a folder has the form ``train/<class>/*``."""
+    """Return whether a folder has the form ``train/<class>/*``."""
     return (root / "train").is_dir() and bool(folders_in(root / "train"))
 
 

@@ -22,7 +22,7 @@ TEST_SPLITS = ("test", "validation")
 
 
 def is_copy(path: Path) -> bool:
-    """Tell whether a directory is a ``save_to_disk`` copy or holds parquet files."""
+    """Return whether a directory is a ``save_to_disk`` copy or holds parquet files."""
     return path.is_dir() and ((path / "dataset_dict.json").exists() or bool(_parquet(path)))
 
 

@@ -62,7 +62,7 @@ def check_pixels(image: Image.Image) -> None:
 
 
 def _drafts(image: Image.Image) -> bool:
-    """Tell whether a decoder can skip pixels; it keeps all coefficients of a progressive JPEG."""
+    """Return whether a decoder can skip pixels; it keeps all coefficients of a progressive JPEG."""
     return image.format == "JPEG" and not image.info.get("progressive")
 
 

@@ -20,7 +20,7 @@ def group(path: Path) -> tuple[str, int]:
 
 
 def is_called(path: Path, prefix: str) -> bool:
-    """Tell whether a file name starts with a prefix as a whole word: cifar10, not cifar100."""
+    """Return whether a file name starts with a prefix as a whole word: cifar10, not cifar100."""
     return re.match(re.escape(prefix) + r"(?![A-Za-z0-9])", path.name) is not None
 
 

@@ -71,8 +71,9 @@ def _indices(name: str, images: Any) -> np.ndarray:
 def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     """Return indices for validation: ``share`` of the labelled images of every class, at least one each.
 
-    A class with a single image keeps it for training. Images of client folders, or loaded for clients only, are not among them. The choice depends on
-    ``seed`` and ``share`` alone, so that runs with other settings are tested on the same images.
+    A class with a single image keeps it for training. Images of client folders, or loaded for clients only,
+    are not among them. The choice depends on ``seed`` and ``share`` alone, so that runs with other settings
+    are tested on the same images.
     """
     labels = dataset.labels.numpy().copy()
     labels[len(labels) if dataset.served is None else dataset.served :] = UNKNOWN
@@ -129,25 +130,25 @@ def split(
     elsewhere -= labeled if served is None else 0
     _check_clients(elsewhere, labeled, clients, classes, len(validation))
     shares = _shares(kind, alpha, clients, classes, seed)
-    hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    parts_of: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label, rest in enumerate(rests):
         # The same client would get the rounded-up share of every class if the order were fixed.
         order = seeds.generator(seed, "partition", "order", label).permutation(clients)
         bounds = np.rint(np.cumsum(shares[label, order])[:-1] * len(rest)).astype(np.int64)
         for client, part in zip(order, np.split(rest, bounds), strict=True):
-            hands[client].append(part)
+            parts_of[client].append(part)
 
     unknown = seeds.generator(seed, "partition", "unknown").permutation(
         np.flatnonzero((labels == UNKNOWN) & (places >= (served or 0)))
     )
-    for hand, part in zip(hands, np.array_split(unknown, clients), strict=True):
-        hand.append(part)
+    for parts, part in zip(parts_of, np.array_split(unknown, clients), strict=True):
+        parts.append(part)
 
-    held = [np.concatenate(hand) for hand in hands]
+    held = [np.concatenate(parts) for parts in parts_of]
     _fill_empty(held)
     return Partition(
         labeled=np.sort(np.concatenate([chosen for chosen, _ in by_class])),
-        clients=tuple(np.sort(hand) for hand in held),
+        clients=tuple(np.sort(rows) for rows in held),
         validation=validation,
     )
 
@@ -254,5 +255,5 @@ def _apportion(counts: np.ndarray, total: int) -> np.ndarray:
 def _fill_empty(held: list[np.ndarray]) -> None:
     for client, rows in enumerate(held):
         if not rows.size:
-            richest = max(range(len(held)), key=lambda other: held[other].size)
-            held[client], held[richest] = held[richest][-1:], held[richest][:-1]
+            largest = max(range(len(held)), key=lambda other: held[other].size)
+            held[client], held[largest] = held[largest][-1:], held[largest][:-1]

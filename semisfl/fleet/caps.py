@@ -63,7 +63,7 @@ class Spent:
     """All that was sent carries no more than this about all images together."""
 
     def plus(self, price: Price) -> "Spent":
-        """Return the sum; raise `PolicyBreach` if it is not more."""
+        """Return the sum; raise `PolicyBreach` for a negative price."""
         if not (price.uses >= 0 and price.bits >= 0):
             raise PolicyBreach(f"a round of {price.uses} uses would give back what was spent")
         return Spent(self.rounds + 1, self.uses + price.uses, self.bits + price.bits)

@@ -40,6 +40,8 @@ def alignment(gradients: Tensor) -> float | None:
 
 
 class HijackDetector:
+    """Judge the gradients of several steps together."""
+
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=WINDOW)
         self._waiting: Tensor | None = None

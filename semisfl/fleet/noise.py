@@ -14,7 +14,7 @@ GRID = 64.0
 def noised(values: Tensor, deviation: float, normal: Tensor) -> Tensor:
     """Return ``values`` plus ``deviation`` times the standard ``normal`` draws, on a grid.
 
-    The last bits of a sum of two floats tell them apart (Mironov 2012). Here both terms are whole
+    The last bits of a sum of two floats reveal both (Mironov 2012). Here both terms are whole
     numbers of steps, and so is their exact sum. Values are rounded towards 0, so no norm grows.
     """
     step = deviation / GRID

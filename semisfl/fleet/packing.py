@@ -1,6 +1,6 @@
-"""States packed for a way out and unpacked again.
+"""Pack states to send or save them, and unpack them.
 
-Three forms: flat tensors, one per dtype, between ranks; one dict ``state/tensor`` in a frame; any
+There are three forms: flat tensors, one per dtype, between ranks; one dict ``state/tensor`` in a frame; any
 nested state as named tensors and plain values in a checkpoint.
 """
 
@@ -17,7 +17,7 @@ Outline = list[list[Any]]
 """For each tensor of a state: name, shape, dtype and whether it lies channels-last."""
 
 Place = tuple[Any, ...]
-"""Where a tensor lies, and how it is read."""
+"""A tensor's memory, and how it is read."""
 
 # --- flat tensors -----------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ def flatten(
 
 
 def place_of(tensor: Tensor) -> Place:
-    """Return where a tensor lies: the same for two that share memory, shape and strides."""
+    """Return the same for two tensors that share memory, shape and strides."""
     return (
         str(tensor.device),
         tensor.data_ptr(),
@@ -140,7 +140,7 @@ def place_of(tensor: Tensor) -> Place:
 
 
 def unflatten(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the nested state that `flatten` took apart."""
+    """Return the nested state that `flatten` was given."""
     if isinstance(plain, dict):
         if "__tensor__" in plain:
             return tensors[plain["__tensor__"]]

@@ -48,8 +48,10 @@ def places(images: Sequence[np.ndarray]) -> dict[str, Tensor]:
 
 
 class KeptRows:
-    """All clients' teacher features of a round, in a simulation: in fixed shapes and one place, since
-    captured steps know its address. The last row is for what is not kept."""
+    """All clients' teacher features of a round, in a simulation.
+
+    Shapes and address are fixed, because a captured step uses them again. The last row takes what is not kept.
+    """
 
     def __init__(self, count: int, width: int, device: torch.device) -> None:
         self._rows = torch.zeros(count + 1, width, device=device)
@@ -61,7 +63,7 @@ class KeptRows:
 
 
 class TeacherRows:
-    """A client's teacher features of a round as the server holds them: what comes, and what came before."""
+    """A client's teacher features of a round on the server: those that arrive, and those that came before."""
 
     def __init__(
         self, seed: int, index: int, client: int, images: int, steps: int, batch: int

@@ -1,4 +1,4 @@
-"""Keep what is usual in a run: it follows good rounds slowly, so that no single round can set it."""
+"""Keep the usual values of a run. They follow good rounds slowly, so that no single round decides them."""
 
 from collections.abc import Mapping
 
