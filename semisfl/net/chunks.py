@@ -34,10 +34,10 @@ SCHEMES = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock"}
 BEAT_SECONDS = 10.0
 """Between two heartbeats of the server. A client answers as soon as its connection is free."""
 SILENCE_SECONDS = 25.0
-"""After so long without any chunk, each side takes the other for gone."""
+"""Without any chunk for this long, each side treats the other as gone."""
 LOWEST_RATE = 50_000.0
 """Bytes a second (0.4 Mbit/s) that a link must carry in each direction. At this rate a chunk takes
-10.5 s, well within the silence that is borne, and every frame gets the time it needs."""
+10.5 s, well within SILENCE_SECONDS, and every frame gets the time it needs."""
 
 T = TypeVar("T")
 Parts = Sequence[bytes | memoryview]

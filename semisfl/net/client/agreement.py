@@ -18,8 +18,8 @@ from semisfl.settings.policy import PolicyBreach
 ROUNDING = 1e-9
 """Relative error of a learning rate that the server computed."""
 REPEATS, MORE_REPEATS = 4, 20
-"""A device begins so many times the rounds of its terms, and so many more. A server repeats rounds after a
-restart or a loss of devices, and a round of some methods is begun twice."""
+"""A device begins at most REPEATS times the rounds of its terms, and MORE_REPEATS more. A server repeats rounds
+after a restart or a loss of devices, and a round of some methods is begun twice."""
 
 
 def most_begun(config: Config) -> int:

@@ -29,13 +29,13 @@ PREDICTIONS = 4
 OPERATION = 8
 """Most bytes that an operation of augmentation takes for each byte of a step's views."""
 VIEWS_SHARE = 8
-"""One in so many bytes of the budget is for augmented images made ahead."""
+"""The budget divided by this is for augmented images made ahead."""
 MAKING = 5
-"""Times its bytes that a stretch of augmented images takes while it is made, beside the one before."""
+"""A stretch of augmented images takes this many times its bytes while it is made beside the one before."""
 FIX = "join with a larger --memory, or ask for less (clients.batch, clients.steps, data.size, model.cut)"
 
 UNKNOWN = 4 * 2**30
-"""Bytes that are taken for free where the system does not tell."""
+"""Free bytes to assume if the system does not say."""
 
 
 class Budget:

@@ -35,7 +35,7 @@ OTHER_AUTHORITY = {2, 18, 19, 20, 21}
 
 @dataclass(frozen=True)
 class Finding:
-    """Describe a fault and how many in succession end the client; 0: never, it may pass."""
+    """Describe a fault. ``enough`` of them in succession end the client; 0: it goes on, as the fault may pass."""
 
     reason: str
     enough: int = 0

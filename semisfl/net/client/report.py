@@ -88,7 +88,7 @@ class Report:
         self._write()
 
     def _write(self) -> None:
-        """Write the status file; a disk that refuses it is said once and harms nothing."""
+        """Write the status file; an error of the disk is logged once and stops nothing."""
         if self._status is None or self._device is None:
             return
         values = {"time": timestamp(), **self._values(self._device)}

@@ -30,12 +30,12 @@ MOST_CONNECTIONS = 8
 """Connections that a device may have at a time, whether or not they have sent a hello: each takes a file. It uses
 one, and may have left others behind when it lost them."""
 BESIDE_BYTES = 32 * 1024 * 1024
-"""Bytes beside messages that a connection may bring. Messages that wait in the buffers of the
-operating system and of gRPC look the same; these hold less."""
+"""Bytes that a connection may bring beside our messages. Messages in the buffers of the operating system
+and of gRPC look the same; the buffers hold less."""
 BESIDE_RATE = 16 * 1024
-"""The same per second, for as long as it lasts: attempts that are refused, and answers to pings."""
+"""More of them per second of its life: attempts that are refused, and answers to pings."""
 BESIDE_SHARE = 0.1
-"""The same for each byte of our messages in either direction: records, frame heads, flow control."""
+"""More of them per byte of our messages in either direction: TLS records, frame heads, flow control."""
 UNSERVED_SECONDS = 60.0
 """A connection without a stream that is served ends after this. gRPC ends idle ones sooner; these have
 streams whose end waits behind bytes that the client does not take."""
@@ -68,7 +68,7 @@ class Connection:
 
 
 class Crowds:
-    """Know the connections of each device."""
+    """Limit the connections of each device."""
 
     def __init__(self) -> None:
         self._places: dict[str, set[Where]] = {}

@@ -1,7 +1,7 @@
 """Write what happens to devices: every event, and the current status of each.
 
-``fleet.jsonl`` and ``fleet.json`` in the run's directory. Neither is read by the run itself, so a disk
-that refuses them is said once and harms nothing.
+``fleet.jsonl`` and ``fleet.json`` in the run's directory. The run itself does not need them, so an error
+of the disk is logged once and stops nothing.
 """
 
 import json

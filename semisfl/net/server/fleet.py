@@ -162,7 +162,7 @@ class NetworkFleet:
         self._check_quorum(len(self._questions))
 
     def _collected(self, kind: Kind, take: Take) -> set[int]:
-        """Collect answers as `Questions` does; draw others for a while than clients that are far too slow."""
+        """Collect answers as `Questions` does; clients that are far too slow are not drawn for a while."""
         refused = self._questions.collect(kind, take)
         self._trials.pass_over(self._questions.too_slow)
         return refused

@@ -36,8 +36,8 @@ STOP_SECONDS = 4.0
 """How long an iteration may still take to finish once the server is asked to stop."""
 
 SLOWEST = 10.0
-"""Times the median: a client that needs longer for its answers of a round is left out of it. One deadline and the
-time of its bytes at the lowest rate come on top."""
+"""A client whose answers in a round take more than this many times the median client's is left out of it. It has
+one deadline more, and the time of its bytes at the lowest rate."""
 
 TOO_SLOW = "too slow: no progress until the deadline"
 Take = Callable[[int, Frame], None]
