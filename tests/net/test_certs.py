@@ -24,10 +24,6 @@ PAST: dict[str, Any] = {
     "valid_from": NOW - timedelta(days=9),
     "valid_until": NOW - timedelta(days=1),
 }
-FUTURE: dict[str, Any] = {
-    "valid_from": NOW + timedelta(days=1),
-    "valid_until": NOW + timedelta(days=9),
-}
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +45,11 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def context(
-    purpose: ssl.Purpose, trusted: Path, certificate: Path | None, key: Path | None
-) -> ssl.SSLContext:
+def context(purpose: ssl.Purpose, trusted: Path, own: Path) -> ssl.SSLContext:
     made = ssl.create_default_context(purpose, cafile=str(trusted))
     made.verify_mode = ssl.CERT_REQUIRED
     made.verify_flags |= ssl.VERIFY_X509_STRICT
-    if certificate is not None:
-        made.load_cert_chain(certificate, key)
+    made.load_cert_chain(own.with_suffix(".crt"), own.with_suffix(".key"))
     return made
 
 
@@ -96,20 +89,12 @@ def talk(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost"
     return seen[0]
 
 
-def server_side(home: Path, trusted: Path | None = None, role: str = "server") -> ssl.SSLContext:
-    return context(
-        ssl.Purpose.CLIENT_AUTH,
-        (trusted or home) / "authority.crt",
-        home / f"{role}.crt",
-        home / f"{role}.key",
-    )
+def server_side(home: Path, role: str = "server") -> ssl.SSLContext:
+    return context(ssl.Purpose.CLIENT_AUTH, home / "authority.crt", home / role)
 
 
-def client_side(folder: Path | None, trusted: Path, role: str = "client") -> ssl.SSLContext:
-    certificate, key = (
-        (None, None) if folder is None else (folder / f"{role}.crt", folder / f"{role}.key")
-    )
-    return context(ssl.Purpose.SERVER_AUTH, trusted / "authority.crt", certificate, key)
+def client_side(folder: Path, trusted: Path) -> ssl.SSLContext:
+    return context(ssl.Purpose.SERVER_AUTH, trusted / "authority.crt", folder / "client")
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "lab.example.org"])
@@ -121,107 +106,21 @@ def test_mutual_tls_names_the_client(home: Path, host: str) -> None:
     assert parse(pem).serial_number == certs.listing(home)[-1].serial
 
 
-Sides = tuple[ssl.SSLContext, ssl.SSLContext, str]
-
-
-def of_stranger(home: Path, stranger: Path, _: Path) -> Sides:
-    """A client that trusts our server, but was signed by another authority."""
-    return server_side(home), client_side(stranger / "clients" / "cam-1", home), "localhost"
-
-
-def to_stranger(home: Path, stranger: Path, _: Path) -> Sides:
-    """A server signed by another authority, though it trusts our client."""
-    client = client_side(home / "clients" / "cam-1", home)
-    return server_side(stranger, trusted=home), client, "localhost"
-
-
-def without_certificate(home: Path, *_: Path) -> Sides:
-    return server_side(home), client_side(None, home), "localhost"
-
-
-def wrong_host(home: Path, *_: Path) -> Sides:
-    return server_side(home), client_side(home / "clients" / "cam-1", home), "evil.example.org"
-
-
-def wrong_address(home: Path, *_: Path) -> Sides:
-    return server_side(home), client_side(home / "clients" / "cam-1", home), "127.0.0.2"
-
-
-def client_as_server(home: Path, *_: Path) -> Sides:
+def test_a_client_s_certificate_is_none_for_a_server(home: Path) -> None:
     folder = home / "clients" / "cam-1"
     client = client_side(folder, folder)
     client.check_hostname = False  # so that the certificate's purpose alone must stop it
-    return server_side(folder, role="client"), client, "localhost"
+    with pytest.raises(ssl.SSLError, match="purpose"):
+        talk(server_side(folder, role="client"), client)
 
 
-def server_as_client(home: Path, *_: Path) -> Sides:
-    return server_side(home), client_side(home, home, role="server"), "localhost"
-
-
-def self_signed(home: Path, stranger: Path, _: Path) -> Sides:
-    """An authority's own certificate shown as a client's."""
-    return server_side(home), client_side(stranger, home, role="authority"), "localhost"
-
-
-def client_dated(**period: Any) -> Callable[[Path, Path, Path], Sides]:
-    def sides(home: Path, _: Path, fresh: Path) -> Sides:
-        certs.make_authority(fresh, valid_from=NOW - timedelta(days=30))
-        certs.make_server(fresh, ["localhost"])
-        certs.make_client(fresh, "late", **period)
-        return server_side(fresh), client_side(fresh / "clients" / "late", fresh), "localhost"
-
-    return sides
-
-
-def server_dated(**period: Any) -> Callable[[Path, Path, Path], Sides]:
-    def sides(home: Path, _: Path, fresh: Path) -> Sides:
-        certs.make_authority(fresh, valid_from=NOW - timedelta(days=30))
-        certs.make_server(fresh, ["localhost"], **period)
-        certs.make_client(fresh, "cam-1")
-        return server_side(fresh), client_side(fresh / "clients" / "cam-1", fresh), "localhost"
-
-    return sides
-
-
-def authority_expired(home: Path, _: Path, fresh: Path) -> Sides:
-    certs.make_authority(fresh, **PAST)
-    certs.make_server(fresh, ["localhost"], **PAST)
-    certs.make_client(fresh, "cam-1", **PAST)
-    return server_side(fresh), client_side(fresh / "clients" / "cam-1", fresh), "localhost"
-
-
-@pytest.mark.parametrize(
-    ("sides", "message"),
-    [
-        (of_stranger, "certificate verify failed|unknown ca"),
-        (to_stranger, "certificate verify failed|unknown ca"),
-        (without_certificate, "did not return a certificate|certificate required"),
-        (wrong_host, "Hostname mismatch"),
-        (wrong_address, "IP address mismatch"),
-        (client_as_server, "purpose"),
-        (server_as_client, "purpose|unsupported certificate"),
-        (self_signed, "certificate verify failed|unknown ca"),
-        (client_dated(**PAST), "expired"),
-        (client_dated(**FUTURE), "not yet valid|bad certificate"),
-        (server_dated(**PAST), "expired"),
-        (server_dated(**FUTURE), "not yet valid"),
-        (authority_expired, "expired"),
-    ],
-)
-def test_refused(
-    home: Path, stranger: Path, tmp_path: Path, sides: Callable[..., Sides], message: str
-) -> None:
-    server, client, host = sides(home, stranger, tmp_path)
-    with pytest.raises(ssl.SSLError, match=f"(?i){message}"):
-        talk(server, client, host)
-
-
-# Hours, as `NOW` is when the file was loaded, and on a busy machine the suite takes long.
-@pytest.mark.parametrize("period", [{}, {"valid_until": NOW + timedelta(hours=3)}])
-def test_dates_that_are_good_are_not_refused(
-    home: Path, stranger: Path, tmp_path: Path, period: dict[str, Any]
-) -> None:
-    talk(*client_dated(**period)(home, stranger, tmp_path))
+def test_certificates_of_an_expired_authority_are_refused(tmp_path: Path) -> None:
+    """Its clients look at the dates themselves, before they connect; this is TLS without them."""
+    certs.make_authority(tmp_path, **PAST)
+    certs.make_server(tmp_path, ["localhost"], **PAST)
+    certs.make_client(tmp_path, "cam-1", **PAST)
+    with pytest.raises(ssl.SSLError, match="expired"):
+        talk(server_side(tmp_path), client_side(tmp_path / "clients" / "cam-1", tmp_path))
 
 
 def test_grpc_accepts_the_credentials_and_tells_who_came(home: Path) -> None:
