@@ -5,8 +5,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from semisfl.net import chunks
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.frame_io import FrameIO
+from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.stream import Stream
 from semisfl.net.frames import Frame
+from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.reading import read_rounds
-from semisfl.settings.toml import to_toml
+from tests.cli.test_deploy import TINY, labeled, served, start
 from tests.net.harness import (
     Client,
     Leaving,
@@ -46,8 +44,8 @@ from tests.net.harness import (
     until,
     weights,
 )
-from tests.processes import Forked
 
+__all__ = ["labeled"]  # a fixture
 PHASES = ["broadcast", "forward", "gradients", "upload"]
 
 
@@ -518,88 +516,41 @@ def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 # --- processes that are asked to stop -------------------------------------------------------------
 
-SERVER = """
-import signal, sys
-from pathlib import Path
-from semisfl.settings.config import parse, read
-from semisfl.data import sources
-from semisfl.fleet.setup import NetworkOptions
-from semisfl.runs import start
-from semisfl.runs.sinks import Observed
-from semisfl.stopping import StopFlag
-place, port, resume = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "resume"
-stop = StopFlag()
-signal.signal(signal.SIGTERM, lambda *_: stop.request())
-means = dict(data=sources.load(str(place / "labeled")), device="cpu", stop=stop,
-    network=NetworkOptions(f"localhost:{port}", place / "certs"))
-config, out = parse(read(place / "run.toml")), place / "out"
-with start.go_on(out, **means) if resume else start.begin(config, out=out, **means) as run:
-    print(run.experiment.fleet.port, flush=True)
-    result = run.go([Observed(lambda row: print("round", row["round"], flush=True))])
-print("stopped" if result.stopped else "finished", flush=True)
-"""
-CLIENT = """
-import signal, sys
-from pathlib import Path
-from semisfl.net.client.join import join
-from semisfl.stopping import StopFlag
-place, port, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-credentials, stop = place / "certs" / "clients" / name, StopFlag()
-signal.signal(signal.SIGTERM, lambda *_: stop.request())
-join(f"localhost:{port}", place / name, certificates=credentials, device="cpu", stop=stop, ask=bool)
-"""
 
-
-def start(script: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ends(process: subprocess.Popen[str], within: float) -> str:
-    out, err = process.communicate(timeout=within)
-    assert process.returncode == 0, err
-    return out
-
-
-def prepare(place: Path, rounds: int) -> None:
-    rng = np.random.default_rng(0)
-    for group, count in {"labeled/train/a": 8, "labeled/train/b": 8, "labeled/test/a": 2, "labeled/test/b": 2,
-                         "client-0": 12, "client-1": 12}.items():  # fmt: skip
-        (place / group).mkdir(parents=True)
-        for number in range(count):
-            Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)).save(
-                place / group / f"{number}.png"
-            )
-    (place / "run.toml").write_text(
-        to_toml(tiny(2, rounds=rounds, network={"quorum": 2})), encoding="utf-8"
-    )
-    certificates(place / "certs", 2)
-
-
-def test_processes_over_tls_stop_when_asked_are_killed_and_resume(tmp_path: Path) -> None:
+def test_processes_over_tls_stop_when_asked_are_killed_and_resume(labeled: Path) -> None:
     """SIGTERM on either side ends it with status 0 within 10 s; SIGKILL of the server is survived."""
-    prepare(tmp_path, rounds=1_000_000)
-    server = start(SERVER, tmp_path, 0, "new")
-    assert server.stdout is not None
-    port = int(server.stdout.readline())
-    clients = [start(CLIENT, tmp_path, port, f"client-{number}") for number in range(2)]
-    running = [server, *clients]
+    place, out = certificates(Path("certs"), 2), Path("out")
+    settings = [*TINY, "clients.total=2", "clients.active=2", "network.quorum=2", "rounds=1000000"]
+    secured = ["serve", "--labeled", str(labeled), "--certs", str(place), "--device", "cpu"]
+
+    def rounds() -> int:
+        return len(read_rounds(out, dict)) if (out / "metrics.jsonl").exists() else 0
+
+    devices = []
     try:
-        while server.stdout.readline().strip() != "round 3":
-            assert server.poll() is None
-        server.kill()
-        server.wait(10)
-        running.append(server := start(SERVER, tmp_path, port, "resume"))
-        assert server.stdout is not None
-        assert int(server.stdout.readline()) == port
-        first = server.stdout.readline().split()
-        assert first[0] == "round" and int(first[1]) >= 3, "it goes on where it was"
-        clients[0].send_signal(signal.SIGTERM)
-        ends(clients[0], 10)
-        server.send_signal(signal.SIGTERM)
-        assert ends(server, 10).endswith("stopped\n")
-        clients[1].send_signal(signal.SIGTERM)
-        ends(clients[1], 10)
+        new = ("--listen", "localhost:0", "--out", str(out), *settings)
+        with served(*secured, *new) as (server, port):
+            address = f"localhost:{port}"
+            terms = read_terms(address, certs.load_client_credentials(place, "client-0"))
+            for name in ("client-0", "client-1"):
+                join = ["join", address, "--data", str(labeled / "train" / "a"), "--device", "cpu"]
+                own = str(place / "clients" / name)
+                devices.append(start(*join, "--certs", own, "--accept", terms.digest))
+            until(lambda: rounds() > 3, 60)
+        before = rounds()  # and `served` has killed the server
+        again = ("--listen", address, "--resume", str(out))
+        with served(*secured, *again) as (server, port):
+            assert address == f"localhost:{port}"
+            until(lambda: rounds() > before, 60)
+            devices[0].send_signal(signal.SIGTERM)
+            assert devices[0].wait(10) == 0
+            server.send_signal(signal.SIGTERM)
+            output, errors = server.communicate(timeout=10)
+            assert server.returncode == 0 and "continue with: semisfl serve --resume" in output
+        first = re.search(r"rounds (\d+) to 1000000", errors)
+        assert first and int(first[1]) > 3, "it goes on where it was"
+        devices[1].send_signal(signal.SIGTERM)
+        assert devices[1].wait(10) == 0
     finally:
-        for process in running:
-            process.kill()
+        for device in devices:
+            device.kill()
