@@ -291,52 +291,6 @@ def model_size(module: nn.Module, codec: str) -> int:
     )
 
 
-@pytest.mark.parametrize("name", ["cnn", "bn", pytest.param("alexnet", marks=pytest.mark.slow)])
-def test_traffic_is_the_formula_to_the_byte(name: str) -> None:
-    """Down 2 S_c + F, up S_c + 2 F for every active client; F = 4 B_u d K_u."""
-    model = split_model(name)
-    fleet = make_fleet(model, settings())
-    do_round(fleet, model)
-    features = 4 * BATCH * model.features * STEPS
-    bottom = model_size(model.bottom, "fp32")
-    if name == "bn":
-        counters = 2
-        floats = sum(t.numel() for t in model.bottom.state_dict().values() if t.is_floating_point())
-        assert bottom == 4 * floats + 8 * counters
-    else:
-        assert bottom == 4 * models.parameter_count(model.bottom)
-    assert {client for _, _, client in fleet.traffic.counts} == set(ACTIVE)
-    for client in ACTIVE:
-        per = {
-            (kind, way): n
-            for (kind, way, sender), n in fleet.traffic.counts.items()
-            if sender == client
-        }
-        assert per == {
-            ("model", "down"): bottom,
-            ("teacher", "down"): bottom,
-            ("gradients", "down"): features,
-            ("features", "up"): 2 * features,
-            ("model", "up"): bottom,
-        }
-    assert fleet.traffic.total() == 3 * (3 * bottom + 3 * features)
-    do_round(fleet, model, 1)
-    assert fleet.traffic.total() == 2 * 3 * (3 * bottom + 3 * features)
-
-
-@pytest.mark.parametrize(
-    ("name", "bottom_mb", "features_mb"),
-    [("cnn", 53_696 * 4, 1600), ("alexnet", 2_251_584 * 4, 4096)],
-)
-def test_per_client_totals_of_the_paper(name: str, bottom_mb: int, features_mb: int) -> None:
-    """62.1 MB a client and round on SVHN, 184.3 on CIFAR-10, with B_u = 64 and K_u = 50."""
-    model = build(name, (3, 32, 32), 10, projector="none")
-    bottom = model_size(model.bottom, "fp32")
-    assert (bottom, model.features) == (bottom_mb, features_mb)
-    total = 3 * bottom + 3 * 4 * 64 * model.features * 50
-    assert round(total / 1e6, 1) == {"cnn": 62.1, "alexnet": 184.3}[name]
-
-
 @pytest.mark.parametrize("name", ["cnn", "bn"])
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
 def test_traffic_with_codecs(name: str, codec: str) -> None:
