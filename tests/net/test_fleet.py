@@ -21,7 +21,6 @@ from semisfl.net.frames import decode
 from semisfl.net.messages import Schemas
 from semisfl.net.server import endpoint
 from semisfl.net.server.roster import Roster
-from semisfl.net.terms import Terms
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config, ConfigError
@@ -342,17 +341,6 @@ def test_a_name_is_listened_on_at_all_its_addresses_or_not_at_all() -> None:
     for nowhere in ("no.such.host.invalid:1", "two..dots:1"):
         with pytest.raises(ConfigError, match=f"cannot listen on {nowhere}: "):
             on_loop(open_port(nowhere))
-
-
-def test_terms_say_everything_and_tell_runs_apart() -> None:
-    terms = Terms(tiny(), (1, SIDE, SIDE), 4, (0.5,), (0.25,))
-    assert Terms.from_json(terms.to_json(), ["semisfl"]).to_json() == terms.to_json()
-    others = [
-        Terms(tiny(seed=6), (1, SIDE, SIDE), 4, (0.5,), (0.25,)),
-        Terms(tiny(), (1, SIDE, SIDE), 5, (0.5,), (0.25,)),
-        Terms(tiny(), (1, SIDE, SIDE), 4, (0.5,), (0.26,)),
-    ]
-    assert len({terms.run, *(other.run for other in others)}) == 4
 
 
 # --- chunks ---------------------------------------------------------------------------------------
