@@ -242,14 +242,6 @@ def test_grey_folders_stay_grey_and_mixed_ones_become_colour(tmp_path):
     assert torch.equal(mixed.images[0, 0], mixed.images[0, 2])
 
 
-def test_sixteen_bit_grey_keeps_its_range(tmp_path):
-    class_folder(tmp_path, shape=(8, 8))
-    deep = (noise(3, (8, 8)).astype(np.uint16) << 8) + 17
-    save(tmp_path / "train" / "cat" / "deep.png", deep)
-    dataset = load(str(tmp_path))
-    assert torch.equal(dataset.images[3, 0], torch.from_numpy(noise(3, (8, 8))))
-
-
 def test_hidden_files_and_names_of_folders_are_no_images_beside_client_folders(tmp_path):
     for client in ("cam", "cam.png"):
         save(tmp_path / client / "0.png", noise(1))
@@ -735,10 +727,6 @@ def own(**change) -> Dataset:
         "std": (0.5,),
     }
     return Dataset(**(fields | change))
-
-
-def test_own_tensors():
-    assert own().clients is None
 
 
 @pytest.mark.parametrize(
