@@ -13,13 +13,13 @@ from torch import Tensor
 
 from semisfl import seeds
 from semisfl.data.batches import Views, side_by_side, split_views
+from semisfl.data.positions import draw_positions
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.caps import Held
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
-from semisfl.fleet.counting import count_steps
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.setup import FleetSetup
@@ -225,14 +225,24 @@ class ClientBlock:
         }
 
     def _count_round(self) -> None:
-        """Count all steps of the round at once: a captured step runs no Python."""
-        count_steps(
-            self.traffic,
-            self.config,
-            self._plan,
-            self._features,
-            [len(shard) for shard in self.shards] if self._teacher_once else None,
-        )
+        """Count the bytes of all steps and of the trained bottoms at once: a captured step runs no Python."""
+        wire, plan, clients = self.config.wire, self._plan, self.config.clients
+        rows = (clients.batch, self._features)
+        for client in plan.active:
+            features = plan.steps * codec_named(wire.student_features).size(rows)
+            if self._teacher_once:
+                drawn = draw_positions(
+                    *(self.config.seed, plan.index, client, len(self.shards[client])),
+                    *(plan.steps, clients.batch),
+                )
+                once = (len(np.unique(drawn)), self._features)
+                features += codec_named(wire.teacher_features).size(once)
+            else:
+                features += plan.steps * codec_named(wire.teacher_features).size(rows)
+            self.traffic.add("features", "up", client, features)
+            gradients = plan.steps * codec_named(wire.gradients).size(rows)
+            self.traffic.add("gradients", "down", client, gradients)
+            self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
 
     # --- a full-model round ----------------------------------------------------------------------
 
