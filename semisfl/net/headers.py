@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -10,6 +10,9 @@ import msgpack
 MAX_HEADER = 256 * 1024  # about 4,000 tensors; a hostile header unpacks to 100 times its bytes
 MAX_ITEMS = 4096  # in one list or map: msgpack reserves a list's room before it reads the items
 MAX_DEPTH = 8  # of lists and maps inside one another
+
+PLAIN = {int, str, bool, bytes, float, dict, list, tuple, type(None)}
+"""Types of values that cross as fields."""
 
 Entry = list[Any]
 """A tensor in the header: name, dtype, shape, codec."""
@@ -47,41 +50,24 @@ def pack(kind: str, fields: Mapping[str, Any], table: list[Entry]) -> bytes:
         raise WireError(f"fields of {kind!r} cannot be packed: {short(str(error))}") from None
 
 
-def _finite(value: float, where: str, _: int) -> float:
-    if not math.isfinite(value):
-        raise WireError(f"{where} holds {value}: only finite numbers cross as fields")
-    return value
-
-
-def _sorted_map(value: dict[Any, Any], where: str, depth: int) -> dict[str, Any]:
-    if not all(type(key) is str for key in value):
-        raise WireError(f"{where} holds a map with keys that are not strings")
-    return {key: _plain(item, where, depth + 1) for key, item in sorted(value.items())}
-
-
-def _list(value: Sequence[Any], where: str, depth: int) -> list[Any]:
-    return [_plain(item, where, depth + 1) for item in value]
-
-
-def _same(value: Any, where: str, depth: int) -> Any:
-    return value
-
-
-PLAIN: Mapping[type, Callable[[Any, str, int], Any]] = {
-    **dict.fromkeys((int, str, bool, bytes, type(None)), _same),
-    **{float: _finite, dict: _sorted_map, list: _list, tuple: _list},
-}
-
-
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """Return the value with sorted maps; raise WireError if it holds anything but plain finite values."""
-    if type(value) not in PLAIN:
-        raise WireError(f"{where} holds a {type(value).__name__}: only plain values cross")
+    kind = type(value)  # itself: a class derived from it may pack as something else
+    if kind not in PLAIN:
+        raise WireError(f"{where} holds a {kind.__name__}: only plain values cross")
     if depth > MAX_DEPTH:
         raise WireError(f"{where} is nested deeper than {MAX_DEPTH}")
-    if type(value) in (dict, list, tuple) and len(value) > MAX_ITEMS:
+    if kind is float and not math.isfinite(value):
+        raise WireError(f"{where} holds {value}: only finite numbers cross as fields")
+    if kind in (dict, list, tuple) and len(value) > MAX_ITEMS:
         raise WireError(f"{where} holds {len(value)} items, more than {MAX_ITEMS}: send a tensor")
-    return PLAIN[type(value)](value, where, depth)
+    if kind is dict:
+        if not all(type(key) is str for key in value):
+            raise WireError(f"{where} holds a map with keys that are not strings")
+        return {key: _plain(item, where, depth + 1) for key, item in sorted(value.items())}
+    if kind in (list, tuple):
+        return [_plain(item, where, depth + 1) for item in value]
+    return value
 
 
 def short(value: object) -> str:
