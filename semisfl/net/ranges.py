@@ -3,7 +3,7 @@
 They hold for every run. `semisfl.net.client.agreement` also holds a round to the terms of its run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from semisfl.net.headers import WireError
@@ -55,8 +55,12 @@ def check(name: str, value: float, allowed: Range) -> None:
 
 def check_settings(config: Config) -> None:
     """Raise `WireError` for the first setting of a run's terms that is outside its range."""
-    for name, value in _settings(config):
-        check(name, value, TERMS[name])
+    for name, allowed in TERMS.items():
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if value is not None:
+            check(name, value, allowed)
 
 
 def check_images(
@@ -74,12 +78,3 @@ def check_images(
         raise WireError(
             f"the server sends {len(mean)} means and {len(std)} stds for {shape[0]} channels"
         )
-
-
-def _settings(config: Config) -> Iterator[tuple[str, float]]:
-    for name in TERMS:
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part, None)
-        if value is not None:
-            yield name, value
