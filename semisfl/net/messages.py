@@ -24,7 +24,7 @@ The server asks, the client answers; an answer carries the ticket of what it ans
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -124,11 +124,12 @@ class Schemas:
     features: int
     bottom: Table
     full: Table
-    digest: str = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def digest(self) -> str:
+        """Return a digest of all shapes: it is the same on both sides if they built the same model."""
         shapes = (self.features, sorted(self.bottom.items()), sorted(self.full.items()))
-        object.__setattr__(self, "digest", hashlib.sha256(repr(shapes).encode()).hexdigest()[:32])
+        return hashlib.sha256(repr(shapes).encode()).hexdigest()[:32]
 
     @classmethod
     def of(cls, config: Config, model: SplitModel) -> "Schemas":
