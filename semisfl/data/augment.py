@@ -86,12 +86,6 @@ class Augmentation:
     def of(cls, config: AugmentConfig) -> Self:
         return cls(config.flip, cutout=config.cutout)
 
-    def __post_init__(self) -> None:
-        for name in ("pad", "num_ops", "cutout"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"augmentation {name} = {value} is negative: give 0 or more")
-
     def draw_weak(
         self, rng: np.random.Generator, shape: tuple[int, ...], height: int, width: int
     ) -> WeakDraws:
@@ -112,11 +106,7 @@ class Augmentation:
 
     def _shifts(self, rng: np.random.Generator, shape: tuple[int, ...], side: int) -> np.ndarray:
         pad = side // 8 if self.pad is None else self.pad
-        if pad >= side:
-            raise ValueError(
-                f"augmentation pad = {pad} needs images larger than {pad} pixels to reflect, "
-                f"these have {side}: lower the pad to {side - 1} or less"
-            )
+        assert 0 <= pad < side, "an image cannot reflect more than itself"
         return rng.integers(-pad, pad, size=shape, dtype=np.int16, endpoint=True)
 
     def _boxes(
@@ -132,19 +122,6 @@ class Augmentation:
 # --- apply the draws ------------------------------------------------------------------------------
 
 
-def _check(images: Tensor, draws: WeakDraws) -> None:
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(
-            f"cannot augment {images.dtype} images of shape {tuple(images.shape)}: "
-            "give uint8 [n, 1 or 3, height, width]"
-        )
-    if draws.flip.size != len(images):
-        raise ValueError(
-            f"draws for {draws.flip.size} images do not fit a batch of {len(images)}: "
-            "draw as many as the batch holds"
-        )
-
-
 def _reflected(shift: np.ndarray, side: int, device: torch.device) -> Tensor:
     """Return, for each image, the source of every row (or column) of a crop moved by `shift`."""
     place = (torch.arange(side, device=device) + to_device(shift, device)[:, None]).abs_()
@@ -153,7 +130,7 @@ def _reflected(shift: np.ndarray, side: int, device: torch.device) -> Tensor:
 
 def weak(images: Tensor, draws: WeakDraws) -> Tensor:
     """Return uint8 images [n, C, H, W] flipped and cropped, always as a new tensor."""
-    _check(images, draws)
+    assert images.dtype == torch.uint8 and len(images) == draws.flip.size, "other images' draws"
     draws, device = draws.flatten(), images.device
     n, channels, height, width = images.shape
     # Whole rows are moved, columns by an index that all rows share: no index as large as the batch.
