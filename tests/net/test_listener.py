@@ -264,95 +264,13 @@ def test_a_revoked_device_that_comes_again_and_again_leaves_few_lines(
     assert device_log.events["refused"] - before >= times
 
 
+def next_epoch(net: Network) -> int:
+    return net.fleet._listener.table.epochs["client-1"] + 1
+
+
 def ready(net: Network, **changes: object) -> list[bytes]:
     fields = {"model": net.fleet._schemas.digest, "images": 3, "skipped": 0, **changes}
-    epoch = net.fleet._listener.table.epochs["client-1"] + 1
-    return list(cut(encode("ready", fields, {}), epoch, 1))
-
-
-DOOR_REFUSALS = {
-    "revoked": (lambda net, folder: {"credentials": own(folder, "revoked")}, "revoked"),
-    "no name": (
-        lambda net, folder: {
-            "credentials": forged(folder, "client-0", None, ExtendedKeyUsageOID.CLIENT_AUTH)
-        },
-        "",
-    ),
-    "two names": (
-        lambda net, folder: {
-            "credentials": forged(
-                folder, "client-0", "semisfl://client/client-1", ExtendedKeyUsageOID.CLIENT_AUTH
-            )
-        },
-        "",
-    ),
-    "stranger when all places are taken": (
-        lambda net, folder: {
-            "credentials": forged(
-                folder, "client-7", "semisfl://client/client-7", ExtendedKeyUsageOID.CLIENT_AUTH
-            )
-        },
-        "all clients.total = 2 places are taken",
-    ),
-    "another protocol": (
-        lambda net, folder: {"chunks": good_hello(protocol=1)},
-        "protocol 1 but 3 here",
-    ),
-    "another frame version": (
-        lambda net, folder: {"chunks": [_other_version(good_hello()[0])]},
-        "protocol 9",
-    ),
-    "another run": (lambda net, folder: {"chunks": good_hello(run="0" * 32)}, "belongs to run"),
-    "another method": (
-        lambda net, folder: {"chunks": good_hello(methods=["supervised"])},
-        "does not have method 'semisfl'; install",
-    ),
-    "too few codecs": (lambda net, folder: {"chunks": good_hello(codecs=["int8"])}, "codecs fp32"),
-    "another kind": (
-        lambda net, folder: {"chunks": list(cut(encode("bottom", {"round": 1}, {}), 0, 0))},
-        "not expected",
-    ),
-    "extra field": (lambda net, folder: {"chunks": good_hello(image="x")}, "fields are"),
-    "garbage": (lambda net, folder: {"chunks": [b"\x00" * 40]}, "instead of"),
-    "too short": (lambda net, folder: {"chunks": [b"SSF1"]}, "its prefix has"),
-    "oversize": (
-        lambda net, folder: {"chunks": list(cut([bytes(3 * CHUNK)], 0, 0))},
-        "this phase allows",
-    ),
-    "claims the earth": (
-        lambda net, folder: {"chunks": [PREFIX.pack(MAGIC, 0, 0, 2**63) + b"x"]},
-        "any frame may have",
-    ),
-    "silence": (lambda net, folder: {"chunks": []}, "no hello within"),
-    "another model": (lambda net, folder: {"then": ready(net, model="f" * 32)}, "built model"),
-    "too many images": (
-        lambda net, folder: {"then": ready(net, images=2**62)},
-        "images = 4611686018427387904; at most 10000000 are accepted",
-    ),
-    "too many images for an array": (
-        lambda net, folder: {"then": ready(net, images=10**13)},
-        "at most 10000000 are accepted",
-    ),
-    "fewer skipped than none": (
-        lambda net, folder: {"then": ready(net, skipped=-1)},
-        "skipped = -1",
-    ),
-    "a message longer than a chunk": (
-        lambda net, folder: {"chunks": [PREFIX.pack(MAGIC, 0, 0, CHUNK) + bytes(CHUNK)]},
-        "of a chunk",
-    ),
-    "a much longer message, once welcomed": (
-        lambda net, folder: {"then": [bytes(8 * CHUNK)]},
-        "of a chunk",
-    ),
-    "no images": (lambda net, folder: {"then": ready(net, images=0)}, "no images"),
-    "answers with something else": (
-        lambda net, folder: {
-            "then": list(cut([b"x" * 50], net.fleet._listener.table.epochs["client-1"] + 1, 1))
-        },
-        "not semisfl",
-    ),
-}
+    return list(cut(encode("ready", fields, {}), next_epoch(net), 1))
 
 
 def _other_version(chunk: bytes) -> bytes:
@@ -360,12 +278,55 @@ def _other_version(chunk: bytes) -> bytes:
     return chunk[:at] + struct.pack("<I", 9) + chunk[at + 4 :]
 
 
-@pytest.mark.parametrize("name", DOOR_REFUSALS)
+CLIENT_AUTH = ExtendedKeyUsageOID.CLIENT_AUTH
+CERTIFICATES = {
+    "revoked": (lambda folder: own(folder, "revoked"), "revoked"),
+    "no name": (lambda folder: forged(folder, "client-0", None, CLIENT_AUTH), ""),
+    "two names": (
+        lambda folder: forged(folder, "client-0", "semisfl://client/client-1", CLIENT_AUTH),
+        "",
+    ),
+    "stranger when all places are taken": (
+        lambda folder: forged(folder, "client-7", "semisfl://client/client-7", CLIENT_AUTH),
+        "all clients.total = 2 places are taken",
+    ),
+}
+# `test_admission.py` has every reason to refuse a hello or what a client says it holds; here is one of each.
+HELLOS = {
+    "another protocol": (good_hello(protocol=1), "protocol 1 but 3 here"),
+    "another frame version": ([_other_version(good_hello()[0])], "protocol 9"),
+    "another kind": (list(cut(encode("bottom", {"round": 1}, {}), 0, 0)), "not expected"),
+    "extra field": (good_hello(image="x"), "fields are"),
+    "garbage": ([b"\x00" * 40], "instead of"),
+    "too short": ([b"SSF1"], "its prefix has"),
+    "oversize": (list(cut([bytes(3 * CHUNK)], 0, 0)), "this phase allows"),
+    "claims the earth": ([PREFIX.pack(MAGIC, 0, 0, 2**63) + b"x"], "any frame may have"),
+    "silence": ([], "no hello within"),
+    "a message longer than a chunk": (
+        [PREFIX.pack(MAGIC, 0, 0, CHUNK) + bytes(CHUNK)],
+        "of a chunk",
+    ),
+}
+ONCE_WELCOMED = {
+    "another model": (lambda net: ready(net, model="f" * 32), "built model"),
+    "a much longer message": (lambda net: [bytes(8 * CHUNK)], "of a chunk"),
+    "something else": (lambda net: list(cut([b"x" * 50], next_epoch(net), 1)), "not semisfl"),
+}
+
+
+@pytest.mark.parametrize("name", [*CERTIFICATES, *HELLOS, *ONCE_WELCOMED])
 def test_refused_at_hello(
     name: str, net: Network, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make, reason = DOOR_REFUSALS[name]
-    how = {"credentials": own(folder, "client-1"), **make(net, folder)}
+    how: dict[str, Any] = {"credentials": own(folder, "client-1")}
+    if name in CERTIFICATES:
+        make, reason = CERTIFICATES[name]
+        how["credentials"] = make(folder)
+    elif name in HELLOS:
+        how["chunks"], reason = HELLOS[name]
+    else:
+        answer, reason = ONCE_WELCOMED[name]
+        how["then"] = answer(net)
     net.fleet.device_log._refusals.sum_up()
     caplog.clear()
     net.fleet._listener.penalties.strikes.clear()
