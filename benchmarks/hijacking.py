@@ -19,10 +19,10 @@ from semisfl.attacks.likeness import likeness
 from semisfl.data.augment import Augmentation
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import Features
-from semisfl.fleet.hijack_detection import alignment
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.methods.semisfl import SemiSFL
+from semisfl.net.client.gradient_checks import alignment
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.run_data import load_data
 from semisfl.settings import presets

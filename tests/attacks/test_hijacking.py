@@ -11,8 +11,8 @@ from semisfl.data.augment import Augmentation
 from semisfl.data.partition import Partition
 from semisfl.data.sources import load
 from semisfl.fleet.base import RoundAborted, SplitRound
-from semisfl.fleet.hijack_detection import LIMIT, WINDOW, HijackDetector, alignment
 from semisfl.methods.semisfl import SemiSFL
+from semisfl.net.client.gradient_checks import LIMIT, WINDOW, HijackDetector, alignment
 from semisfl.net.client.rejection import Rejected
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import Network, audited, tiny

@@ -12,8 +12,8 @@ from torch import Tensor
 from semisfl.attacks.uploads import rebuilt
 from semisfl.data.augment import Augmentation
 from semisfl.fleet.base import RoundAborted, SplitRound
-from semisfl.fleet.gradient_limits import gradient_excess
 from semisfl.net.client.allowance import Allowance, beside
+from semisfl.net.client.gradient_checks import gradient_excess
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame
 from semisfl.settings.config import ConfigError

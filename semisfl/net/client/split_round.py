@@ -3,10 +3,9 @@
 from torch import Tensor
 
 from semisfl.fleet.base import SplitRound
-from semisfl.fleet.gradient_limits import gradient_excess
-from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.packing import separated
 from semisfl.net.client.frame_io import FrameIO
+from semisfl.net.client.gradient_checks import HijackDetector, gradient_excess
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame
