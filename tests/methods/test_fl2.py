@@ -10,10 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.algorithm.sharpness import adversarial
 from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientResult, FullRound
-from semisfl.methods.fl2.method import FL2, FL2Work, agreement, choose, status_shares
+from semisfl.methods.fl2.method import FL2, FL2Work, adversarial, agreement, choose, status_shares
 from semisfl.runs.experiment import Experiment
 from tests import toy
 

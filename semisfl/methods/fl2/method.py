@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl.algorithm.losses import consistency, cross_entropy
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.algorithm.sharpness import adversarial
 from semisfl.fleet.base import Answers, ClientResult, ClientRuntime, State, every_tensor
 from semisfl.methods.base import Setup
 from semisfl.methods.fl2.settings import FL2Settings
@@ -113,6 +112,28 @@ def agreement(moved: Tensor, here: Tensor, sure: Tensor) -> Tensor:
         F.log_softmax(moved.float(), 1), here.detach().float().softmax(1), reduction="none"
     )
     return (divergence.sum(1) * sure).mean()
+
+
+def adversarial(module: nn.Module, loss: Tensor, radius: float, eta: float) -> dict[str, Tensor]:
+    """Return weights at which ``loss`` is about the highest within ``radius`` (Kwon et al., 2021); the module keeps its own.
+
+    w + radius t t g / |t g|, with g the gradient and t = |w| + eta for weights, 1 for biases (ASAM).
+    What is computed with them has its gradient with respect to w there. The loss can still be
+    differentiated afterwards.
+    """
+    names, weights = zip(*module.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
+    scales: list[Tensor | float] = [
+        weight.detach().abs().float() + eta if name.endswith("weight") else 1.0
+        for name, weight in zip(names, weights, strict=True)
+    ]
+    scaled = [gradient.float() * scale for gradient, scale in zip(gradients, scales, strict=True)]
+    length = torch.stack([part.norm() for part in scaled]).norm()
+    factor = radius / (length + 1e-12)
+    return {
+        name: weight + (factor * part * scale).to(weight.dtype)
+        for name, weight, part, scale in zip(names, weights, scaled, scales, strict=True)
+    }
 
 
 class FL2Work:
