@@ -28,6 +28,7 @@ from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.approval import Approval
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
+from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.client.identity import Target
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.member import Images, Member
@@ -396,12 +397,34 @@ def assert_same(one: Experiment, other: Experiment) -> None:
         assert torch.isfinite(value.float()).all(), key
 
 
-def send_past_policy(
-    received: Received, kind: str, fields: Any, tensors: Mapping[str, Tensor], codecs: Any
+def poisoning(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    change: Callable[[Tensor], Tensor],
+    first: int = 0,
+    last: int = 1_000_000,
+    *,
+    counters: bool = False,
 ) -> None:
-    """Answer as a device whose program was changed: with tensors that no policy cleared."""
-    parts = encode(kind, fields, tensors, codecs)
-    received.stream.answer(received.ticket, [b"".join(parts)])
+    """Change the values, or the counters, of every ``kind`` of frame that client 1 sends in these rounds.
+
+    It answers as a device whose program was changed: with tensors that no policy cleared.
+    """
+    original = FrameIO.answer
+
+    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
+        poisons = sent == kind and self.member.client == 1 and first <= fields["round"] <= last
+        if not poisons:
+            original(self, received, sent, fields, cleared, codecs, **how)
+            return
+        tensors = {
+            name: change(tensor) if tensor.is_floating_point() != counters else tensor
+            for name, tensor in cleared.tensors.items()
+        }
+        parts = encode(sent, fields, tensors, codecs)
+        received.stream.answer(received.ticket, [b"".join(parts)])
+
+    monkeypatch.setattr(FrameIO, "answer", answer)
 
 
 class Proxy:

@@ -17,7 +17,6 @@ import torch
 
 from semisfl.net import chunks
 from semisfl.net.client.connection import Connection
-from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.stream import Stream
@@ -37,7 +36,7 @@ from tests.net.harness import (
     certificates,
     network,
     oracle,
-    send_past_policy,
+    poisoning,
     tiny,
     toy_data,
     undisturbed,
@@ -414,22 +413,9 @@ def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureF
     assert all("identity=plaintext:client-0" in line for line in audited(caplog))
 
 
-def poisoning(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: int = 1) -> None:
-    """Client 1's next ``times`` frames of ``kind`` carry ``value`` somewhere."""
-    original, left = FrameIO.answer, [times]
-
-    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
-        if sent != kind or self.member.client != 1 or not left[0]:
-            original(self, received, sent, fields, cleared, codecs, **how)
-            return
-        left[0] -= 1
-        tensors = cleared.tensors
-        name = max(tensors, key=lambda name: tensors[name].numel())
-        tensors[name] = tensors[name].clone(memory_format=torch.contiguous_format)
-        tensors[name].view(-1)[3] = value
-        send_past_policy(received, sent, fields, tensors, codecs)
-
-    monkeypatch.setattr(FrameIO, "answer", answer)
+def one(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a change of the first value of a tensor."""
+    return lambda tensor: tensor.flatten().index_fill(0, torch.tensor(0), value).view(tensor.shape)
 
 
 # `tests/net/test_value_checks.py` asks this of each value; here it is asked of each kind of frame.
@@ -439,7 +425,7 @@ def poisoning(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: i
 def test_impossible_values_are_dropped_before_they_are_used(
     kind: str, value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    poisoning(monkeypatch, kind, value)
+    poisoning(monkeypatch, kind, one(value), last=0)
     config = tiny(3)
     with network(config) as net:
         net.join_all()
@@ -450,7 +436,7 @@ def test_impossible_values_are_dropped_before_they_are_used(
 
 
 def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    poisoning(monkeypatch, "states", float("nan"), times=5)
+    poisoning(monkeypatch, "states", one(float("nan")))
     with network(tiny(3, method="fedswitch")) as net:
         net.join_all()
         run_rounds(net.experiment)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from semisfl.fleet.base import Features
 from semisfl.methods.semifl.method import SemiFLWork
-from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.server import value_checks
 from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, miscounted, ranges, unbelievable
 from semisfl.runs.directory import RunDirectory
@@ -22,7 +21,7 @@ from tests.net.harness import (
     assert_same,
     network,
     oracle,
-    send_past_policy,
+    poisoning,
     tiny,
     until,
     weights,
@@ -37,30 +36,6 @@ def filled(value: float) -> Callable[[Tensor], Tensor]:
 
 def times(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor * factor
-
-
-def poisoning(
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    change: Callable[[Tensor], Tensor],
-    first: int = 0,
-    *,
-    counters: bool = False,
-) -> None:
-    """From round ``first`` on, every ``kind`` of frame that client 1 sends has its values changed, or its counters."""
-    original = FrameIO.answer
-
-    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
-        if sent != kind or self.member.client != 1 or fields["round"] < first:
-            original(self, received, sent, fields, cleared, codecs, **how)
-            return
-        tensors = {
-            name: change(tensor) if tensor.is_floating_point() != counters else tensor
-            for name, tensor in cleared.tensors.items()
-        }
-        send_past_policy(received, sent, fields, tensors, codecs)
-
-    monkeypatch.setattr(FrameIO, "answer", answer)
 
 
 def assert_sound(net: Network) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.server import waiting
@@ -15,7 +16,7 @@ from semisfl.runs import between_rounds
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import network, send_past_policy, tiny, toy_data, until
+from tests.net.harness import network, poisoning, tiny, toy_data, until
 
 
 @pytest.fixture(autouse=True)
@@ -109,15 +110,8 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
 ) -> None:
     """A device that is left out without a strike stays here, and is drawn again if nobody else is."""
 
-    def answer(self, received, kind, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
-        if kind != "features" or self.member.client != 1:
-            honestly(self, received, kind, fields, cleared, codecs, **how)
-            return
-        absurd = {name: rows.new_full(rows.shape, 9e5) for name, rows in cleared.tensors.items()}
-        send_past_policy(received, kind, fields, absurd, codecs)
-
     honestly = FrameIO.answer
-    monkeypatch.setattr(FrameIO, "answer", answer)
+    poisoning(monkeypatch, "features", lambda rows: torch.full_like(rows, 9e5))
     pauses: list[int] = []
     monkeypatch.setattr(waiting, "repeat_delay", lambda aborted: pauses.append(aborted) or 0.05)
     with network(tiny(2, network={"quorum": 2})) as net:
