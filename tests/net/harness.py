@@ -6,7 +6,7 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.fleet.base import Features, SplitRound, State, mean_state
+from semisfl.fleet.base import Features, Fleet, SplitRound, State, mean_state
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
@@ -290,8 +290,8 @@ class Leaving(NamedTuple):
     back: int = 1_000_000
 
 
-class Oracle:
-    """A fleet of one engine a client, without any network, that clients leave at given moments."""
+class Oracle(Fleet):
+    """A fleet with a block per client, without any network, that clients leave at given moments."""
 
     capturable = False
 
@@ -309,26 +309,14 @@ class Oracle:
             member.enrol(client, setup.stop)
             self._members[client] = member
 
-    def open(self, directory: Path | None) -> None:
-        pass
-
-    def close(self, finished: bool) -> None:
-        pass
-
     def state_dict(self) -> dict[str, Any]:
         return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def image_counts(self) -> dict[int, int]:
         return {client: len(member.images) for client, member in self._members.items()}
 
     def members(self) -> dict[int, str]:
         return {client: str(client) for client in self._members}
-
-    def wait_ready(self) -> None:
-        pass
 
     def settle(self, good: bool) -> None:
         assert good, "a run of honest clients stays healthy"
