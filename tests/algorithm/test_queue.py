@@ -151,7 +151,7 @@ def test_single_cleared_slots_count_one_each_in_the_denominator() -> None:
 
 
 def test_single_cleared_slots_are_never_positives() -> None:
-    """In the next supervised phase every slot of an anchor's label is one: cleared ones have none."""
+    """Every slot with an anchor's label is a positive in the next supervised phase; cleared slots have no label."""
     queue = SingleQueue(3, WIDTH, CPU)
     queue.push_pseudo(keys(1, 2), ints(0, 1), flags(1, 1))
     queue.end_round()

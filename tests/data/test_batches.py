@@ -231,7 +231,7 @@ def test_absent_clients_are_replaced_by_the_next_in_line() -> None:
 
 @pytest.mark.parametrize("budget", [1, 3 * 16 * 256 * 5, 256 * 2**20])
 def test_parts_are_the_batches_of_clients_side_by_side(budget: int) -> None:
-    """Also where the budget holds one step at a time, or three of five."""
+    """The budget holds one step at a time, three of five, or all."""
     clients = [views(client=client) for client in (0, 1)]
     batches, alone = (
         RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=False, budget=budget)

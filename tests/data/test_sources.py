@@ -364,7 +364,7 @@ def test_a_name_that_only_the_locale_forbids_needs_no_other_name(tmp_path):
 
 
 def test_a_user_without_a_home_is_told_how_to_name_a_cache(tmp_path, monkeypatch):
-    """As in a container that runs under a number that no user has."""
+    """A container may run under a number that no user has."""
 
     def nobody(number):
         raise KeyError(f"getpwuid(): uid not found: {number}")
@@ -455,7 +455,7 @@ def test_images_beside_class_folders_are_skipped_and_counted(tmp_path):
 
 
 def test_images_in_folders_of_other_names_are_skipped_and_counted(tmp_path):
-    """Else ``unlabelled``, for one, would leave devices without their images, and nothing would say so."""
+    """A folder ``unlabelled``, for one, would otherwise leave devices without images, unnoticed."""
     class_folder(tmp_path)
     for place in ("unlabelled/1.png", "val/cat/2.png", ".cache/3.png"):
         (tmp_path / place).parent.mkdir(parents=True)
@@ -515,7 +515,7 @@ def test_bad_folders(tmp_path):
 
 
 def decodes(monkeypatch) -> list[int]:
-    """Counts calls that really decode."""
+    """Return a list to which each call that really decodes is added."""
     calls: list[int] = []
     really = decode.decode
 

@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_run_is_that_of_one_process_to_the_last_bit(
     case: str, ranks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where rank 0 has no client."""
+    """With four ranks, rank 0 has no client."""
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     method = case.partition(",")[0]
     config = tiny(5, method=method, rounds=2, clients={"active": 3}, **CASES[case])

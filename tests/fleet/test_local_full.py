@@ -57,7 +57,7 @@ def test_own_pace_gives_what_steps_side_by_side_give(
 def test_layers_may_compute_on_copies_of_their_weights(
     method: str, batchnorm: bool, models: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where a copy is as exact as the cast that it saves; here in float16."""
+    """A GPU does so, where a copy is as exact as the cast that it saves; here it is in float16."""
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 1)
     settings = ("clients.active=3", "semifl.confidence_threshold=0.3")
     settings += ("fedswitch.confidence_threshold=0.2", "fedswitch.iid_threshold=9")
@@ -84,7 +84,7 @@ def test_layers_may_compute_on_copies_of_their_weights(
 
 
 def with_copies(experiment: Experiment) -> set[str]:
-    """The clients' models whose layers compute on copies."""
+    """Return the clients' models whose layers compute on copies."""
     assert isinstance(experiment.fleet, LocalFleet)
     slot = experiment.fleet.block._full._slots[0]
     return {
@@ -95,7 +95,7 @@ def with_copies(experiment: Experiment) -> set[str]:
 
 
 class Counting:
-    """Does nothing but count its steps and call ``during`` in each."""
+    """Count the steps and call ``during`` in each."""
 
     name = "counting"
 
@@ -129,7 +129,7 @@ def test_a_stop_ends_every_client_after_its_step() -> None:
 
 @pytest.fixture
 def three_threads() -> Iterator[None]:
-    """With one, clients take their turns and nobody is under way when another fails."""
+    """Use three threads: with one, no client is in a step when another one fails."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -157,7 +157,7 @@ def test_where_one_client_fails_the_others_give_up() -> None:
 def test_between_is_called_before_every_step(
     together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every client at its own pace; once for all where they step together, as on a GPU."""
+    """Once for each client at its own pace; once for all if they step together, as on a GPU."""
     if together:
         monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
     events: list[str] = []

@@ -46,7 +46,7 @@ def test_the_frontier_is_semisfl_with_settings_of_its_own_and_cheaper_codecs() -
 
 @pytest.mark.parametrize("changed", (*PARTS, "semisfl.align=global"))
 def test_each_extension_changes_the_losses(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a setting that is read by nothing is found."""
+    """A setting that nothing reads changes none."""
     monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 0)
     common = "semisfl.confidence_threshold=0.3"
     plain, other = (method_of(toy.assemble("semisfl", common, *more)) for more in ((), (changed,)))

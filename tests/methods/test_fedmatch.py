@@ -99,7 +99,7 @@ def test_psi_starts_as_a_share_of_sigma_and_small_entries_are_not_tested() -> No
 def test_entries_of_psi_up_to_the_threshold_are_tested_as_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In what is tested alone: the clients go on with all of psi."""
+    """Only the tested model has them as zero: the clients go on with all of psi."""
     monkeypatch.setattr("semisfl.methods.fedmatch.method.THRESHOLD", 0.01)
     _, method = make(batchnorm=True)
     method.round(0)

@@ -22,7 +22,7 @@ def make(*assignments: str, **kind: bool) -> FedSwitchSL:
 
 
 class ByHand:
-    """What every client's labeller predicts, and the gradient of its own mean loss, step by step."""
+    """Compute, for each step, what every client's labeller predicts and the gradient of its own mean loss."""
 
     def __init__(self, method: FedSwitchSL, threshold: float) -> None:
         self.method, self.threshold = method, threshold

@@ -101,11 +101,11 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, monkeypatch: pytest.Mo
         logits = model(strong[step])
         here = logits.detach()
         climbing = F.cross_entropy(logits[sure], labels[sure], reduction="sum")
-        slopes = torch.autograd.grad(climbing, list(model.parameters()))
+        gradients = torch.autograd.grad(climbing, list(model.parameters()))
         steps = []
-        for (name, weight), slope in zip(model.named_parameters(), slopes, strict=True):
+        for (name, weight), gradient in zip(model.named_parameters(), gradients, strict=True):
             size = weight.detach().abs() + 0.01 if name.endswith("weight") else 1.0
-            steps.append((size, slope * size))
+            steps.append((size, gradient * size))
         length = torch.cat([scaled.flatten() for _, scaled in steps]).norm()
         with torch.no_grad():
             for weight, (size, scaled) in zip(model.parameters(), steps, strict=True):

@@ -44,7 +44,7 @@ def test_mask_rate_is_the_share_of_images_that_are_not_confident(
 
 
 def test_supervised_steps_train_batchnorm_and_dropout() -> None:
-    """In train mode: statistics of the batches are tracked, and dropout is on."""
+    """They run in train mode: statistics of the batches are tracked, and dropout is on."""
     experiment = toy.assemble("supervised", batchnorm=True)
     model = experiment.method.tested()["student"]
     before = model.get_buffer("bottom.bn.running_mean").clone()

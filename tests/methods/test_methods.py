@@ -168,7 +168,7 @@ def test_formulas_give_the_totals_of_the_papers_models() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_runs_accuracy_is_that_of_the_teacher_where_there_is_one(method: str) -> None:
-    """By hand on the test images. The two models differ, so that it matters which is taken."""
+    """It is computed by hand on the test images. The two models differ, so that it matters which is taken."""
     experiment = toy.assemble(method, "rounds=2", "teacher.warmup=false", "optimizer.lr=0.1")
     images, labels = toy.dataset().test_images, toy.dataset().test_labels
     result = run_rounds(experiment)

@@ -163,7 +163,7 @@ def test_statistics_of_two_holders_combine_to_those_of_all_batches() -> None:
 
 
 def flat_network() -> nn.Sequential:
-    """With BatchNorm of single values, not of pixels: a batch of one image has no deviation."""
+    """Return a model with BatchNorm of single values, not of pixels: one image has no deviation."""
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),

@@ -282,7 +282,7 @@ def test_an_aborted_round_is_repeated_as_if_it_had_not_begun() -> None:
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_clients_that_answer_get_the_gradient_of_their_own_mean(missing: int) -> None:
-    """Whoever is missing: means, gradient scale and statistics follow from who answered."""
+    """Means, gradient scale and statistics follow from the clients that answered."""
     experiment, method, _ = pieces(small("semisfl.clustering=false"), own=False)
     wanted: list[torch.Tensor] = []
 

@@ -120,7 +120,7 @@ WHOLES = {
 
 
 def gradients_of_the_split(model: SplitModel, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """As client and server do it: the gradient of the features crosses, nothing else."""
+    """Compute them as client and server do: only the gradient of the features crosses."""
     sent = model.bottom(images)
     assert sent.dim() == 2 and sent.shape[1] == model.features
     features = sent.detach().requires_grad_()
@@ -394,7 +394,7 @@ def test_own_sequential_is_split_where_asked() -> None:
 def test_the_head_is_wide_only_where_it_was_published_so(
     name: str, shape: Shape, cut: str | None, features: int, hidden: int
 ) -> None:
-    """As wide as its input for a named model at its published image size; 2,048 at most elsewhere."""
+    """It is as wide as its input for a named model at its published image size, else at most 2,048."""
     with torch.device("meta"):
         model = build(name, shape, 10, cut=cut)
     widths = [one.out_features for one in model.projector if isinstance(one, nn.Linear)]
@@ -436,7 +436,7 @@ def test_a_layer_derived_from_batchnorm_keeps_its_own_forward() -> None:
 
 
 def test_layers_taken_together_are_those_layers() -> None:
-    """With what is not fused, or only in part."""
+    """Layers that are not fused, or only in part, are among them."""
     others = (
         nn.Conv2d(3, 4, 3, stride=2),
         nn.Conv2d(3, 6, 3, groups=3),

@@ -94,7 +94,7 @@ def doubled(kind: type[nn.Module], *settings: object) -> nn.Module:
 
 
 def own_weights(stack: Stack) -> None:
-    """Every slot other ones."""
+    """Give every slot other weights."""
     for module in stack.modules:
         for tensor in module.state_dict().values():
             if tensor.is_floating_point():
@@ -102,7 +102,7 @@ def own_weights(stack: Stack) -> None:
 
 
 def alike(module: nn.Module, shape: tuple[int, ...], training: bool, slots: int = SLOTS) -> None:
-    """Outputs, gradients, buffers and two steps of SGD."""
+    """Fail unless slots together do what each does alone: outputs, gradients, buffers and two steps of SGD."""
     torch.manual_seed(0)
     together = Stack(module.train(training), slots, together=True)
     alone = Stack(module.train(training), slots, together=False)

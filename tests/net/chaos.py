@@ -67,7 +67,7 @@ TO_SERVER = ("server killed", "server stopped", "disk full")
 
 
 def schedule(seed: int, seconds: float, clients: int) -> list[Fault]:
-    """Every kind of fault once, then any; the same for the same arguments."""
+    """Return every kind of fault once, then any of them; the same for the same arguments."""
     rng = random.Random(seed)
     first = [*TO_CLIENTS, *TO_SERVER]
     rng.shuffle(first)
@@ -151,7 +151,7 @@ class Chaos:
         )
         self.port = free_port()
         self.surprises: list[str] = []
-        """What nobody did, and yet happened."""
+        """Events that no fault explains."""
         self.servers: list[Started] = []
         self.clients: dict[int, Started | None] = {}
         self.proxies: list[Proxy] = []

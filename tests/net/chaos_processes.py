@@ -32,12 +32,12 @@ CALM_ROUNDS = 10
 
 
 def calm(place: Path) -> Path:
-    """The file that says so."""
+    """Return the file that exists once all faults are over."""
     return place / "calm"
 
 
 def say(line: str) -> None:
-    """In one write, so that no line of the log gets between."""
+    """Write a line at once, so that no line of the log comes between."""
     os.write(1, f"{line}\n".encode())
 
 
@@ -90,7 +90,7 @@ def _speak_to(pipe: Pipe) -> None:
 
 
 def fill_disk(pid: int, full: bool) -> None:
-    """From now on no file of that process can grow: every write fails, as on a full disk."""
+    """Let every write of that process fail, as on a full disk, or no longer."""
     most = 0 if full else resource.RLIM_INFINITY
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 

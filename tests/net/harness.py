@@ -156,12 +156,12 @@ class Client(threading.Thread):
             self.error = error
 
     def kill(self) -> None:
-        """Gone without a word."""
+        """End the client from outside, without a goodbye."""
         self.link.kill()
         self.device.stop()
 
     def die(self) -> None:
-        """As `kill`, from within."""
+        """End the client from its own thread, without a goodbye."""
         self.link.kill()
         raise Killed
 
@@ -377,7 +377,7 @@ def oracle(config: Config, *leaving: Leaving) -> Experiment:
 
 
 def assert_same(one: Experiment, other: Experiment) -> None:
-    """Bit for bit."""
+    """Fail unless both runs have the same finite weights, bit for bit."""
     ours, theirs = weights(one), weights(other)
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():

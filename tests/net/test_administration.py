@@ -120,7 +120,7 @@ def test_a_device_is_not_shown_with_the_bytes_of_the_one_that_it_replaced(tmp_pa
 
 
 def test_a_device_may_be_removed_in_the_middle_of_a_round(tmp_path: Path) -> None:
-    """Whoever takes its place meanwhile is not asked for the answers of the other."""
+    """The device that takes its place meanwhile is not asked for its answers."""
     with administered(tmp_path / "run") as (net, directory):
         replaced: list[Client] = []
 
@@ -315,7 +315,7 @@ def test_without_a_server_it_says_how_to_start_one(
 def test_a_server_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose process is stopped."""
+    """Its process may be stopped."""
     (tmp_path / "config.toml").touch()
     monkeypatch.setattr(administration, "SECONDS", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -59,7 +59,7 @@ class Message:
     buffers: bytes = b""
 
     def pack(self) -> bytes:
-        """As bytes; fields may come twice, which no honest encoder can say."""
+        """Return the frame's bytes. Fields may come twice, which no honest encoder can write."""
         self._lay_out()
         pairs = b"".join(msgpack.packb(key) + msgpack.packb(value) for key, value in self.fields)
         mapping = struct.pack(">BH", 0xDE, len(self.fields)) + pairs
@@ -317,7 +317,7 @@ def test_what_the_work_declares_is_all_that_is_taken(
 
 
 def test_the_simulation_holds_to_the_same_declaration() -> None:
-    """What every client half answers in one process is what it declares, no less and no more."""
+    """Every client half answers in one process what it declares, no less and no more."""
     from semisfl.runs.experiment import assemble
     from tests.net.harness import toy_data
 

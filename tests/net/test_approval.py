@@ -193,7 +193,7 @@ def test_an_answer_is_remembered_and_changed_terms_are_asked_about_again(tmp_pat
 def test_a_file_that_came_with_the_certificate_does_not_accept_in_silence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever makes certificates often runs the server, and could put its terms beside them."""
+    """The person who makes certificates often runs the server, and could put its terms beside them."""
     monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
     caplog.set_level(logging.INFO, "semisfl")
     file = tmp_path / "accepted.txt"

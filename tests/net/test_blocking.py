@@ -109,7 +109,7 @@ def test_a_device_that_never_answers_delays_one_round_in_many_above_the_quorum(m
 
 
 def test_too_few_others_are_filled_up_with_those_that_were_passed_over_first() -> None:
-    """Else a device that never answers is drawn again and again once honest ones were too slow for a round."""
+    """A device that never answers would otherwise be drawn again and again once honest ones were too slow."""
     with network(drawn_in_pairs(4)) as net:
         net.join_all()
         trials = net.fleet._trials

@@ -26,7 +26,7 @@ def test_a_message_shorter_than_its_prefix_is_refused() -> None:
 
 @pytest.mark.parametrize("ticket", [3, 7, 8])
 def test_a_frame_that_is_skipped_is_no_longer_than_those_that_were_asked_for(ticket: int) -> None:
-    """Else a client could send gigabytes that nobody asked for, at the cost of one frame too many."""
+    """A client could otherwise send gigabytes that nobody asked for, and be struck for one frame too many."""
     assembler = Assembler()
     assembler.epoch = 1
     assembler.expect(7, 100)  # given up

@@ -177,7 +177,7 @@ class Crash(BaseException):
 
 
 def crash_after(net: Network, calls: int) -> None:
-    """Every call of the fleet, and every start and end of a checkpoint, is a moment to die at."""
+    """Let the server die at one of the fleet's calls."""
     left = [calls]
 
     def guarded(function: Callable) -> Callable:
@@ -300,7 +300,7 @@ def sleeping(round_index: int, seconds: float) -> Callable[[Client, Frame], None
 
 
 def test_a_straggler_is_left_out_at_the_deadline_and_its_late_frames_are_ignored() -> None:
-    """Of two devices it comes back in the next round; from three on it would be passed over for a while."""
+    """With two devices it comes back in the next round; with more it would be passed over for a while."""
     config = tiny(2, network={"deadline": 2.0})
     with network(config) as net:
         for client in range(2):

@@ -152,7 +152,7 @@ def test_a_device_has_few_connections_at_a_time(net: Network) -> None:
 def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one(
     net: Network, tmp_path: Path
 ) -> None:
-    """Whoever found the old one could otherwise shut the device out, or use up its connections."""
+    """A finder of the old one could otherwise shut the device out, or use up its connections."""
     assert net.certificates is not None
     stolen = tmp_path / "stolen"
     shutil.copytree(net.certificates, stolen, ignore=shutil.ignore_patterns("stolen"))

@@ -69,7 +69,7 @@ def own(place: Path, name: str = "client-0") -> Credentials:
 
 
 def an_hour_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what looks at dates in this process; TLS itself has the system's clock."""
+    """Move the clock of the code in this process; TLS itself uses the system's."""
 
     class Later(datetime):
         @classmethod
@@ -263,7 +263,7 @@ def test_nobody_there_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_a_service_that_hangs_up_at_once_is_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a relay does whose server is not there at the moment."""
+    """A relay does so while its server is not there."""
     place = authority(tmp_path)
     caplog.set_level(logging.INFO, "semisfl")
     with service(saying(b"")) as address, connecting(address, own(place)) as joining:

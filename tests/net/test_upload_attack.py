@@ -226,7 +226,7 @@ def first_gradients(victim: Tensor) -> Tensor:
 
 
 def test_the_gradients_of_one_device_depend_on_the_images_of_another() -> None:
-    """As docs/security.md says: they are made with the keys of all."""
+    """docs/security.md says so: they are made with the keys of all."""
     images = toy_data(2)[0].images[:IMAGES]
     before, again = first_gradients(images), first_gradients(images)
     assert torch.equal(before, again)

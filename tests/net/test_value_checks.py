@@ -99,7 +99,7 @@ def test_one_of_two_clients_cannot_make_the_weights_of_the_other_unusual() -> No
 
 @pytest.mark.parametrize("first", [0.0, 11.0])
 def test_one_of_two_clients_cannot_make_the_features_of_the_other_unusual(first: float) -> None:
-    """Neither by features of 0 from the first round on, nor once both were alike."""
+    """It sends features near 0, from the first round on or once both were alike."""
     judge = value_checks.Screen()
     for attacker in (first, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0):
         judge.start_round()

@@ -26,7 +26,7 @@ def _logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -
 
 
 def waits(path: Path) -> str | None:
-    """What the status file says that the run waits for."""
+    """Return what the run waits for by its status file."""
     file = path / "fleet.json"
     return json.loads(file.read_text()).get("waiting") if file.exists() else None
 
@@ -84,7 +84,7 @@ def test_a_thousand_absent_devices_are_counted_not_named() -> None:
 
 
 def test_the_wait_is_not_in_the_seconds_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So stop.hours and estimates follow from training alone."""
+    """stop.hours and estimates are about training alone."""
     clock = SimpleNamespace(now=0.0)
 
     def perf_counter() -> float:

@@ -35,7 +35,7 @@ AT_MOST = 6.0
 
 
 class Answer(NamedTuple):
-    """What an honest client would say now."""
+    """Hold the answer that an honest client would give now."""
 
     received: Received
     kind: str
@@ -179,7 +179,7 @@ class Trickster(FrameIO):
 
 
 def misbehave(place: Path, name: str, port: int, seed: str, poisons: bool) -> None:
-    """Tricks, one after another, for ever; which ones follows from ``seed``."""
+    """Play tricks, one after another, for ever; ``seed`` decides which."""
     logging.disable(logging.CRITICAL)
     connection.cut = as_it_is  # type: ignore[attr-defined]
     rng, thread = random.Random(seed), LoopThread("villain")
@@ -208,7 +208,7 @@ def misbehave(place: Path, name: str, port: int, seed: str, poisons: bool) -> No
 
 
 def _knock(port: int, rng: random.Random) -> None:
-    """Connections that say nothing, or nothing sensible."""
+    """Open connections that send nothing, or nothing valid."""
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         for _ in range(20):
             door = stack.enter_context(socket.create_connection(("localhost", port), 5))
