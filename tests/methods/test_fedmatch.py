@@ -17,10 +17,10 @@ from semisfl.methods.fedmatch.helpers import Helpers, nearest, noise_image
 from semisfl.methods.fedmatch.method import (
     FedMatch,
     FedMatchWork,
-    agreement,
     decomposed,
     inter_client,
-    joined,
+    summed,
+    voted,
 )
 from semisfl.methods.fedmatch.settings import FedMatchSettings
 from semisfl.runs import checkpoint, health
@@ -49,9 +49,9 @@ def test_votes_are_counted_and_ties_go_to_the_lowest_class() -> None:
             votes[int(voter[row].argmax())] += 1
         expected.append(int(np.flatnonzero(votes == votes.max())[0]))
     assert expected == [2, 3, 1, 2, 3]
-    assert agreement(own, helpers, torch.tensor(1.0)).tolist() == expected
-    assert agreement(own, helpers, torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
-    assert agreement(own, helpers[:0], torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
+    assert voted(own, helpers, torch.tensor(1.0)).tolist() == expected
+    assert voted(own, helpers, torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
+    assert voted(own, helpers[:0], torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
 
 
 def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
@@ -78,7 +78,7 @@ def test_the_sum_of_a_layer_that_is_used_twice_is_there_under_both_names() -> No
     sigma = nn.Sequential(layer, nn.BatchNorm1d(2), layer)
     upload = {name: torch.full_like(value, 3) for name, value in sigma.state_dict().items()}
     helper = copy.deepcopy(sigma)
-    helper.load_state_dict({**upload, **joined(sigma, upload)})
+    helper.load_state_dict({**upload, **summed(sigma, upload)})
     assert torch.equal(helper[0].weight, layer.weight + 3)
     assert torch.equal(helper[1].weight, sigma[1].weight)
 

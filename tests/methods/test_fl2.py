@@ -12,7 +12,14 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientResult, FullRound
-from semisfl.methods.fl2.method import FL2, FL2Work, adversarial, agreement, choose, status_shares
+from semisfl.methods.fl2.method import (
+    FL2,
+    FL2Work,
+    adversarial,
+    choose,
+    sharpness_loss,
+    status_shares,
+)
 from semisfl.runs.experiment import Experiment
 from tests import toy
 
@@ -48,7 +55,7 @@ def test_agreement_is_a_divergence_of_those_beyond_doubt() -> None:
     here, moved = torch.tensor([[0.3, -0.4], [1.0, 2.0]]), torch.tensor([[0.1, 0.2], [0.0, 0.0]])
     p, q = here[0].softmax(0), moved[0].softmax(0)
     expected = sum(float(a) * math.log(float(a) / float(b)) for a, b in zip(p, q, strict=True)) / 2
-    got = agreement(moved, here, torch.tensor([True, False]))
+    got = sharpness_loss(moved, here, torch.tensor([True, False]))
     assert float(got) == pytest.approx(expected, rel=1e-5)
 
 

@@ -63,7 +63,7 @@ def decomposed(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if id(parameter) not in affine]
 
 
-def joined(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def summed(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters theta = sigma + psi; BatchNorm's are sigma's alone.
 
     The parameters of a layer that is used twice have both names, as in a state dict.
@@ -126,7 +126,7 @@ class FedMatch:
     def _supervised_step(self) -> None:
         """Descend lambda_s CE with respect to sigma."""
         images, labels = self.setup.labeled.next()
-        theta = joined(self.sigma, self.psi.state_dict())
+        theta = summed(self.sigma, self.psi.state_dict())
         loss = cross_entropy(called_with(self.model.train(), theta, images), *labels)
         self.sgd.descend(self.settings.lambda_s * loss)
         self.meter.add(loss_supervised=loss)
@@ -167,7 +167,7 @@ class FedMatch:
         for client, upload in uploads.items():
             if client in too_long:
                 continue  # it helps nobody: its earlier model does, if there is one
-            theta = {**upload, **joined(self.sigma, upload)}
+            theta = {**upload, **summed(self.sigma, upload)}
             with self.setup.engine.arithmetic():
                 logits = called_with(self.model.eval(), theta, self.noise)
             embedding = logits.float().softmax(1)[0]
@@ -189,7 +189,7 @@ class FedMatch:
         """Make the tested theta, in which small entries of psi are zero."""
         parameters = self.psi.named_parameters(remove_duplicate=False)
         psi = {name: F.hardshrink(value, THRESHOLD) for name, value in parameters}
-        self.model.load_state_dict(joined(self.sigma, psi), strict=False)
+        self.model.load_state_dict(summed(self.sigma, psi), strict=False)
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"student": self.model}
@@ -225,7 +225,7 @@ class FedMatchWork:
         psi.load_state_dict(required_state(client, "psi"))
         for name in helper_names():
             upload = client.received(name) or required_state(client, "psi")
-            client.model(name).load_state_dict({**upload, **joined(sigma, upload)})
+            client.model(name).load_state_dict({**upload, **summed(sigma, upload)})
         client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed(sigma))
         client.set_buffer("helped", torch.tensor(float(client.received("helper0") is not None)))
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
@@ -246,7 +246,7 @@ class FedMatchWork:
             # A helper is another client's upload: one that answers NaN must not make this client's weights NaN.
             guesses = torch.stack(helpers).float().softmax(2).nan_to_num(0.0)
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
-            labels = agreement(own, guesses, helped)
+            labels = voted(own, guesses, helped)
         by_label = settings["lambda_a"] * over_confident(
             F.cross_entropy(strong.float(), labels, reduction="none"), confident
         )
@@ -266,7 +266,7 @@ def over_confident(losses: Tensor, confident: Tensor) -> Tensor:
     return (losses * confident).sum() / confident.sum().clamp(min=1)
 
 
-def agreement(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
+def voted(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
     """Return the majority of argmax votes of the model and its helpers [J, ...]; the lowest class of a tie."""
     votes = F.one_hot(torch.cat([own[None], guesses]).argmax(2), own.shape[1])
     return (votes[0] + helped * votes[1:].sum(0)).argmax(1)

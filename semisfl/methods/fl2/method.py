@@ -106,7 +106,7 @@ def status_shares(thresholds: list[float]) -> list[float]:
     return [one / sum(room) for one in room]
 
 
-def agreement(moved: Tensor, here: Tensor, sure: Tensor) -> Tensor:
+def sharpness_loss(moved: Tensor, here: Tensor, sure: Tensor) -> Tensor:
     """Return the KL of predictions at adversarial weights from those at the model's own, over the whole batch."""
     divergence = F.kl_div(
         F.log_softmax(moved.float(), 1), here.detach().float().softmax(1), reduction="none"
@@ -168,7 +168,7 @@ class FL2Work:
         # Sharpness-aware consistency of the images in ``sure``: climb their loss, agree there.
         climbed = consistency(logits, labels, sure)
         weights = adversarial(model, climbed, RHO, ETA)
-        sharp = agreement(called_with(model, weights, images), logits, sure)
+        sharp = sharpness_loss(called_with(model, weights, images), logits, sure)
         client.descend(model, loss + sharp, clip_norm=CLIP_NORM)
         count_loss(client, loss + sharp, consistency=loss)
 

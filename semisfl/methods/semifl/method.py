@@ -41,7 +41,7 @@ from semisfl.methods.full_model import (
 from semisfl.methods.semifl.settings import SemiFLSettings
 from semisfl.methods.semifl.static_batchnorm import (
     SBN_BATCH,
-    combine,
+    combined_statistics,
     is_statistic,
     recompute_statistics,
     statistics_of,
@@ -129,7 +129,9 @@ class SemiFL:
         batches = recompute_statistics(self.model, self.setup.labeled.plain(SBN_BATCH))
         own = statistics_of(self.model)
         parts = self._of_clients([result for result in results if result.states], own)
-        self.model.load_state_dict(combine([(own, float(batches)), *parts]), strict=False)
+        self.model.load_state_dict(
+            combined_statistics([(own, float(batches)), *parts]), strict=False
+        )
 
     def _of_clients(
         self, results: list[ClientResult], own: State
