@@ -23,6 +23,7 @@ from semisfl.fleet.client_half import ClientRuntime as ClientRuntime
 from semisfl.fleet.client_half import ClientWork as ClientWork
 from semisfl.fleet.client_half import every_tensor as every_tensor
 from semisfl.fleet.held_back import HeldBack
+from semisfl.models.stack import mean_of_rows
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,5 @@ def draw_active(
 def mean_state(states: Sequence[State]) -> State:
     """Return the plain mean of parameters and buffers; integer counters are averaged and truncated."""
     return {
-        name: torch.stack(
-            [
-                state[name].double() if not first.is_floating_point() else state[name]
-                for state in states
-            ]
-        )
-        .mean(0)
-        .to(first.dtype)
-        for name, first in states[0].items()
+        name: mean_of_rows(torch.stack([state[name] for state in states])) for name in states[0]
     }

@@ -100,12 +100,7 @@ class Stack:
 
     def mean(self) -> State:
         """Return the plain mean over the slots; integer counters are averaged and truncated."""
-        return {
-            name: tensor.mean(0)
-            if tensor.is_floating_point()
-            else tensor.double().mean(0).to(tensor.dtype)
-            for name, tensor in self.tensors.items()
-        }
+        return {name: mean_of_rows(tensor) for name, tensor in self.tensors.items()}
 
     def follow(self, other: "Stack", decay: Tensor) -> None:
         """Follow ``other`` as a moving average, slot by slot, with one ``decay`` per slot."""
@@ -148,6 +143,11 @@ class Stack:
             for output, module, share in zip(outputs, self.modules, rows, strict=True)
         ]
         return [gradient for slot in parallel(calls) for gradient in slot]
+
+
+def mean_of_rows(rows: Tensor) -> Tensor:
+    """Return the mean over the first dimension; counters are averaged as doubles and truncated."""
+    return rows.mean(0) if rows.is_floating_point() else rows.double().mean(0).to(rows.dtype)
 
 
 def _rows(slots: Sequence[Tensor]) -> Tensor:
