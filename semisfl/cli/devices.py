@@ -66,7 +66,7 @@ def serve(
 ) -> None:
     """Train with the devices that join. SIGTERM stops cleanly, and --resume continues."""
     with needs_network():
-        from semisfl.net import chunks
+        from semisfl.net import hostport
         from semisfl.net.server.fleet import NetworkFleet
         from semisfl.net.tls.credentials import load_server_credentials
     from semisfl.cli import one_run
@@ -98,7 +98,7 @@ def serve(
     ):
         network = NetworkOptions(listen, identity, insecure_loopback)
         # Mistakes first: decoding images may take minutes.
-        chunks.check_listen(network)
+        hostport.check_listen(network)
         if identity is not None:
             load_server_credentials(identity)
         data = load_images(str(labeled), options)

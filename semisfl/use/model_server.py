@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import chunks
+from semisfl.net import chunks, hostport
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
@@ -61,7 +61,7 @@ class ModelServer:
         silence_seconds: float = chunks.SILENCE_SECONDS,
         calls_each: int = CALLS_EACH,
     ) -> None:
-        chunks.check_listen(network)
+        hostport.check_listen(network)
         model.need("top")
         if accept_images:
             model.need("bottom")

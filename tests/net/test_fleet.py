@@ -12,7 +12,7 @@ from PIL import Image
 
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.build import build
-from semisfl.net import chunks, messages
+from semisfl.net import chunks, hostport, messages
 from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.identity import Target
@@ -308,11 +308,11 @@ def test_a_damaged_roster_is_the_checkpoints(content: str, tmp_path: Path) -> No
 def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
     for address in ("0.0.0.0:0", "192.0.2.1:99", "example.org:99", "[2001:db8::1]:99"):
         with pytest.raises(ConfigError, match="not a loopback address"):
-            chunks.require_loopback(address)
+            hostport.require_loopback(address)
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "127.9.9.9:1"):
-        chunks.require_loopback(address)
+        hostport.require_loopback(address)
     with pytest.raises(ConfigError, match="'localhost' is not HOST:PORT"):
-        chunks.require_loopback("localhost")
+        hostport.require_loopback("localhost")
     with pytest.raises(ValueError, match="needs a certificate"):
         Connection(Target("127.0.0.1:1", None))
     with pytest.raises(ConfigError, match="not a loopback address"):

@@ -21,7 +21,7 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
-from semisfl.net import chunks
+from semisfl.net import chunks, hostport
 from semisfl.net.client import connection, identity
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.diagnosis import FEW
@@ -413,7 +413,7 @@ def test_a_certificate_that_expires_while_connected_ends_its_session(
 
 
 def serial_shown(address: str, place: Path) -> int:
-    place_of_server, trusted = chunks.split_address(address), str(place / "authority.crt")
+    place_of_server, trusted = hostport.split_address(address), str(place / "authority.crt")
     try:
         pem = ssl.get_server_certificate(place_of_server, ca_certs=trusted, timeout=20)
     except TimeoutError:

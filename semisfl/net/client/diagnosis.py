@@ -15,9 +15,9 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from semisfl.net.chunks import split_address
 from semisfl.net.client.lines import plain
 from semisfl.net.client.rejection import Rejected, kind_of
+from semisfl.net.hostport import split_address
 from semisfl.net.tls import credentials as own
 from semisfl.net.tls.credentials import Credentials
 

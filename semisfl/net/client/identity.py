@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from semisfl.net import chunks
+from semisfl.net import hostport
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.rejection import Rejected
@@ -29,7 +29,7 @@ class Target:
     """The client's name in plaintext; a certificate has its own."""
 
     def __post_init__(self) -> None:
-        chunks.check_target(self.address, self.certificate is not None, self.insecure_loopback)
+        hostport.check_target(self.address, self.certificate is not None, self.insecure_loopback)
 
     @property
     def credentials(self) -> Credentials | None:

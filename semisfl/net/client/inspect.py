@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from semisfl.net import chunks, messages
+from semisfl.net import chunks, hostport, messages
 from semisfl.net.client.diagnosis import explained
 from semisfl.net.client.identity import open_channel
 from semisfl.net.client.rejection import Rejected
@@ -30,7 +30,7 @@ def read_terms(
     allow_methods: Collection[str] = (),
 ) -> Terms:
     """Return the terms that ``address`` has for devices; raise `ValueError` or `OSError` if it has none."""
-    chunks.check_target(address, credentials is not None, insecure_loopback)
+    hostport.check_target(address, credentials is not None, insecure_loopback)
     options = [*chunks.options(), ("grpc.max_receive_message_length", messages.SMALL)]
     with open_channel(address, None if insecure_loopback else credentials, options) as channel:
         try:

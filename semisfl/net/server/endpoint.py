@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from semisfl.net import chunks, messages
+from semisfl.net import hostport, messages
 from semisfl.net.chunks import Assembler
 from semisfl.net.frames import Frame, decode
 from semisfl.net.server.admission import Refused
@@ -52,7 +52,7 @@ def open_port(
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    host, port = chunks.split_address(listen)
+    host, port = hostport.split_address(listen)
     try:
         # gRPC, given a name, is content with one of its addresses; another program may have the others.
         for address in _addresses(host):

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import chunks
+from semisfl.net import chunks, hostport
 from semisfl.net.chunks import LoopThread, Violation
 from semisfl.net.frames import Frame
 from semisfl.net.headers import WireError
@@ -47,7 +47,7 @@ class Listener:
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
-        chunks.check_listen(network)
+        hostport.check_listen(network)
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
         self.table = SessionTable(context)
