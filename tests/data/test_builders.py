@@ -14,12 +14,6 @@ from semisfl.data.sources import load
 from tests import toy
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("SEMISFL_DATA", raising=False)
-
-
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 

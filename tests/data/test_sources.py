@@ -25,12 +25,6 @@ from semisfl.use import pictures
 from tests import processes
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("SEMISFL_DATA", raising=False)
-
-
 def noise(seed: int, shape: tuple[int, ...] = (8, 8, 3)) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
