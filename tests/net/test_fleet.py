@@ -1,7 +1,6 @@
 """Runs over the network: the same results as in one process, the same bytes, and nothing private."""
 
 import math
-import os
 import socket
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from PIL import Image
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.build import build
 from semisfl.net import chunks, hostport, messages
-from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
+from semisfl.net.chunks import CHUNK
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.identity import Target
 from semisfl.net.client.join import load_images
@@ -341,89 +340,6 @@ def test_a_name_is_listened_on_at_all_its_addresses_or_not_at_all() -> None:
     for nowhere in ("no.such.host.invalid:1", "two..dots:1"):
         with pytest.raises(ConfigError, match=f"cannot listen on {nowhere}: "):
             on_loop(open_port(nowhere))
-
-
-# --- chunks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "sizes", [[1], [5, 0, 7], [CHUNK - PREFIX.size], [CHUNK], [3 * CHUNK + 1, 9], [CHUNK] * 3]
-)
-def test_frames_come_out_as_they_went_in(sizes: list[int]) -> None:
-    parts = [os.urandom(size) for size in sizes]
-    chunks = list(cut(parts, 2, 7))
-    assert all(len(chunk) == CHUNK for chunk in chunks[:-1]) and len(chunks[-1]) <= CHUNK
-    assembler = Assembler()
-    assembler.epoch = 2
-    assembler.expect(7, sum(sizes))
-    results = [assembler.feed(chunk) for chunk in chunks]
-    assert [moved for moved, _ in results] == [True] * len(chunks)
-    assert [frame for _, frame in results] == [None] * (len(chunks) - 1) + [
-        (7, bytearray(b"".join(parts)))
-    ]
-
-
-def test_late_repeated_and_foreign_frames_are_passed_over() -> None:
-    assembler = Assembler()
-    assembler.epoch = 2
-    assembler.expect(7, 10)
-    assembler.expect(8, 10)
-    (late,), (foreign,), (right,) = (
-        list(cut([b"x" * 9], e, t)) for e, t in ((2, 7), (1, 8), (2, 8))
-    )
-    assert assembler.feed(late) == (True, None)  # it was asked for once, so a slow link is at work
-    assert assembler.feed(late) == (False, None)
-    assert assembler.feed(foreign) == (False, None)
-    assert assembler.feed(right) == (True, (8, bytearray(b"x" * 9)))
-    assert assembler.feed(right) == (False, None)
-    assert assembler.passed_over == 3
-
-
-def test_the_rest_of_an_answer_that_was_given_up_is_progress_until_it_has_passed() -> None:
-    """A slow link is at work on it, and cannot begin with anything else."""
-    assembler = Assembler()
-    assembler.expect(1, 3 * CHUNK)
-    first, second, third = cut([bytes(2 * CHUNK + 9)], 0, 1)
-    assert assembler.feed(first) == (True, None)
-    assembler.expect(2, 10)
-    assert assembler.late == 10
-    assembler.abandon()
-    assert assembler.feed(second) == (True, None) and assembler.late == 10
-    assert assembler.feed(third) == (True, None) and assembler.late == 10
-    (other,) = cut([bytes(10)], 0, 2)
-    assert assembler.feed(other) == (True, None) and assembler.late == 0
-    assert assembler.passed_over == 0
-
-
-def test_a_frame_above_the_limit_is_never_stored() -> None:
-    assembler = Assembler()
-    assembler.expect(1, 100)
-    with pytest.raises(Violation, match="of 101 bytes exceeds the 100"):
-        assembler.feed(next(cut([bytes(101)], 0, 1)))
-    assert assembler._buffer is None
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_mutated_chunks_never_crash_or_change_meaning(seed: int) -> None:
-    """Damage is a Violation, or passed over, or in the body, which the frame's schema judges."""
-    rng = np.random.default_rng(seed)
-    body = rng.bytes(500)
-    (whole,) = cut([body], 3, 5)
-    for _ in range(10_000):
-        chunk = bytearray(whole)
-        for position in rng.integers(0, len(chunk), rng.integers(1, 4)):
-            chunk[position] ^= int(rng.integers(1, 256))
-        if rng.random() < 0.3:
-            chunk = chunk[: rng.integers(0, len(chunk))]
-        assembler = Assembler()
-        assembler.epoch = 3
-        assembler.expect(5, 500)
-        try:
-            _, complete = assembler.feed(bytes(chunk))
-        except Violation:
-            continue
-        if complete is not None:
-            assert chunk[: PREFIX.size] == whole[: PREFIX.size] and len(complete[1]) == 500
 
 
 def test_one_client_s_claim_of_images_has_a_limit() -> None:

@@ -4,10 +4,8 @@ import json
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.cli.signals import StopSignals
@@ -16,16 +14,12 @@ from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import Client, Network, certificates, network, tiny, until
+from tests.net.rogue_server import folder_of_images
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for number in range(6):
-        pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
+    folder = folder_of_images(tmp_path / "images", 6)
     (folder / "broken.png").write_bytes(b"no image")
     return folder
 
