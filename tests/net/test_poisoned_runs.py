@@ -124,7 +124,7 @@ def test_a_trial_ends_when_too_few_others_are_here() -> None:
         net.join_all()
         screen = net.fleet._questions.screen
         for client, size in enumerate((1.0, 5.0, 1.0)):
-            screen.takes(client, {"student": size})
+            screen.note_answer(client, {"student": size})
         screen.outliers()
         assert net.fleet.settle(good=False) == "plaintext:client-1"
         net.clients[2].kill()

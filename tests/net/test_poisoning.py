@@ -137,7 +137,7 @@ def test_a_client_on_trial_is_not_drawn_until_a_round_was_good() -> None:
         net.join_all()
         fleet, screen = net.fleet, net.fleet._questions.screen
         for client, size in enumerate((1.0, 5.0, 1.0)):
-            screen.takes(client, {"student": size})
+            screen.note_answer(client, {"student": size})
         assert screen.outliers() == {}
         assert fleet.settle(good=False) == "plaintext:client-1"
         assert fleet.present() == [0, 2] and not fleet.wait_for(3, seconds=0)

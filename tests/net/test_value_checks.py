@@ -49,11 +49,11 @@ def screen(*sizes: float, usual: float | None = None) -> tuple[value_checks.Scre
     """A round whose clients 0, 1, ... sent weights of these ``sizes``; and who must not be used."""
     judge = value_checks.Screen()
     if usual is not None:
-        judge.sends({"bottom weights": usual})
+        judge.note_sent({"bottom weights": usual})
         judge.remember()
     judge.start_round()
     for client, size in enumerate(sizes):
-        judge.takes(client, {"bottom weights": size})
+        judge.note_answer(client, {"bottom weights": size})
     return judge, list(judge.outliers())
 
 
@@ -65,7 +65,7 @@ def test_three_clients_outvote_one_whatever_was_usual() -> None:
 def test_two_clients_outvote_nobody_and_are_held_against_the_last_good_round() -> None:
     judge, out = screen(1.0, 20.0)
     assert out == [] and judge.suspect([]) == 1
-    assert judge.excuses(0) and not judge.excuses(1), "nobody is excused by its own values"
+    assert judge.is_excused(0) and not judge.is_excused(1), "nobody is excused by its own values"
     assert screen(1.0, 20.0, usual=15.0)[1] == []
     assert screen(1.0, 20.0, usual=1.0)[1] == [1]
     assert screen(20.0, 20.0, usual=1.0)[1] == [0, 1]
@@ -81,8 +81,8 @@ def test_features_that_grow_on_both_of_two_clients_are_used(
     judge = value_checks.Screen()
     judge.usual = {"student": 1.7}
     judge.start_round()
-    judge.takes(0, {"student": first})
-    judge.takes(1, {"student": second})
+    judge.note_answer(0, {"student": first})
+    judge.note_answer(1, {"student": second})
     assert list(judge.outliers()) == out
 
 
@@ -90,9 +90,9 @@ def test_one_of_two_clients_cannot_make_the_weights_of_the_other_unusual() -> No
     judge = value_checks.Screen()
     for sent in (1.0, 0.5, 0.25):
         judge.start_round()
-        judge.sends({"bottom weights": sent})
-        judge.takes(0, {"bottom weights": sent})
-        judge.takes(1, {"bottom weights": 0.0})
+        judge.note_sent({"bottom weights": sent})
+        judge.note_answer(0, {"bottom weights": sent})
+        judge.note_answer(1, {"bottom weights": 0.0})
         assert judge.outliers() == {}
         judge.remember()
 
@@ -103,8 +103,8 @@ def test_one_of_two_clients_cannot_make_the_features_of_the_other_unusual(first:
     judge = value_checks.Screen()
     for attacker in (first, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0):
         judge.start_round()
-        judge.takes(0, {"student": 12.0})
-        judge.takes(1, {"student": attacker})
+        judge.note_answer(0, {"student": 12.0})
+        judge.note_answer(1, {"student": attacker})
         assert judge.outliers() == {}
         judge.remember()
 
@@ -122,7 +122,7 @@ def test_between_suspicion_and_refusal_values_are_used_and_remembered(
     ratio: float, used: bool, strained: bool
 ) -> None:
     judge, out = screen(1.0, 1.0, ratio)
-    assert (out == []) is used and judge.excuses(0) is strained and not judge.excuses(2)
+    assert (out == []) is used and judge.is_excused(0) is strained and not judge.is_excused(2)
     assert judge.suspect([]) == (2 if strained else None)
     assert judge.suspect([2]) is None, "who is on trial already is not accused again"
 
@@ -134,17 +134,17 @@ def test_what_the_server_sends_is_held_against_the_last_good_round(
     ratio: float, sent: bool, strained: bool
 ) -> None:
     judge, _ = screen(1.0, usual=1.0)
-    assert judge.sends({"bottom weights": ratio}) is not sent
-    assert judge.excuses(0) is strained
+    assert judge.note_sent({"bottom weights": ratio}) is not sent
+    assert judge.is_excused(0) is strained
     judge.start_round()
-    assert not judge.excuses(0)
+    assert not judge.is_excused(0)
 
 
 def test_what_is_usual_follows_slowly() -> None:
     judge, _ = screen(1.0, usual=1.0)
     for size, usual in ((9.0, PACE), (9.0, PACE**2), (0.1, PACE)):
         judge.start_round()
-        judge.sends({"bottom weights": size})
+        judge.note_sent({"bottom weights": size})
         judge.remember()
         assert judge.usual["bottom weights"] == pytest.approx(usual)
 
@@ -152,7 +152,7 @@ def test_what_is_usual_follows_slowly() -> None:
 def test_who_moved_the_weights_is_suspected_before_who_has_large_features() -> None:
     judge = value_checks.Screen(updates_limited=True)
     for client, (update, feature) in enumerate([(0.01, 9.0), (0.01, 1.0), (8.0, 1.0)]):
-        judge.takes(client, {"bottom update": update, "student": feature})
+        judge.note_answer(client, {"bottom update": update, "student": feature})
     assert judge.outliers() == {} and judge.suspect([]) == 2 and judge.suspect([2]) == 0
 
 
@@ -167,7 +167,7 @@ def test_an_update_is_too_long_only_if_it_changes_the_weights_much(
         state = {"w": sent["w"] * (1 + far), "bn.running_var": 90 * torch.ones(4), "n": sent["n"]}
         size = value_checks.update_size(state, sent)
         assert size == pytest.approx(far, rel=1e-3)
-        judge.takes(client, {"bottom update": size})
+        judge.note_answer(client, {"bottom update": size})
     assert list(judge.outliers()) == out
 
 

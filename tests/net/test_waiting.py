@@ -117,7 +117,7 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
     with network(tiny(2, network={"quorum": 2})) as net:
         screen = net.fleet._questions.screen
         screen.usual = {"student": 1.0, "teacher": 1.0}
-        monkeypatch.setattr(screen, "excuses", lambda client: True)
+        monkeypatch.setattr(screen, "is_excused", lambda client: True)
         net.join_all()
         trained = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
         trained.start()

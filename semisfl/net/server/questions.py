@@ -180,7 +180,7 @@ class Questions:
                 for name, value in result.numbers.items()
                 if name.startswith("loss")
             }
-            self.screen.takes(result.client, moved | losses)
+            self.screen.note_answer(result.client, moved | losses)
         return refused | self.refuse_outliers()
 
     def give_up(self) -> None:
@@ -265,7 +265,7 @@ class Questions:
                 return
             take(client, frame)
             policy = item.session.policy
-            self.screen.takes(client, sizes(extremes, policy.noise * (policy.clip or 0.0)))
+            self.screen.note_answer(client, sizes(extremes, policy.noise * (policy.clip or 0.0)))
         except WireError as error:
             self._leave_out(client, str(error))
             self._listener.penalties.offend(item.session, str(error))
@@ -284,7 +284,7 @@ class Questions:
         """Leave the client out; it gets no strike if the server's own values may be the cause."""
         self._leave_out(client, fault)
         self._context.held_back.note(client, fault)
-        if self.screen.excuses(client):
+        if self.screen.is_excused(client):
             log.warning("values of the server or of others may be the cause: this is not a strike")
         else:
             self._listener.penalties.strike(self.name(client), fault)

@@ -104,7 +104,7 @@ class Trials:
         """Abort before sending abnormal values, and retry without the likely cause."""
         extremes = ranges(sent)
         fault = unbelievable(sent, extremes)
-        if not self._screen.sends(sizes(extremes)):
+        if not self._screen.note_sent(sizes(extremes)):
             return
         suspect = self._accuse()
         if suspect is None and fault is None:

@@ -141,11 +141,11 @@ class Screen:
         self._step.clear()
         self._ratios.clear()
 
-    def excuses(self, client: int) -> bool:
+    def is_excused(self, client: int) -> bool:
         """Return whether values of the server or of others may be why this client's are absurd."""
         return bool(self._strained_by - {client})
 
-    def sends(self, parts: Sizes) -> bool:
+    def note_sent(self, parts: Sizes) -> bool:
         """Note the sizes of what the server sends; return whether they are far from usual."""
         ratios = [_ratio(part, size, self.usual.get(part)) for part, size in parts.items()]
         self._latest |= parts
@@ -153,7 +153,8 @@ class Screen:
             self._strained_by.add(None)
         return any(ratio >= OUTLIER for ratio in ratios)
 
-    def takes(self, client: int, parts: Sizes) -> None:
+    def note_answer(self, client: int, parts: Sizes) -> None:
+        """Note the sizes of an answer, which `outliers` then compares."""
         for part, size in parts.items():
             self._step.setdefault(part, {})[client] = size
 
