@@ -152,16 +152,16 @@ def strong(images: Tensor, draws: StrongDraws) -> Tensor:
         # Sort by operation, images without one last: each operation then works on one slice.
         chosen = np.where(draws.applied[:, slot], draws.operation[:, slot], len(OPERATIONS))
         order = np.argsort(chosen, kind="stable")
-        out, draws, place = _taken(out, order), draws[order], place[order]
+        out, draws, place = _reordered(out, order), draws[order], place[order]
         ends = np.cumsum(np.bincount(chosen, minlength=len(OPERATIONS)))
         for code, operation in enumerate(OPERATIONS.values()):
             start, end = ends[code - 1] if code else 0, ends[code]
             if start < end and operation is not identity:
                 out[start:end] = operation(out[start:end], draws.level[start:end, slot])
-    return _taken(_cut_out(out, draws.box), np.argsort(place))
+    return _reordered(_cut_out(out, draws.box), np.argsort(place))
 
 
-def _taken(images: Tensor, order: np.ndarray) -> Tensor:
+def _reordered(images: Tensor, order: np.ndarray) -> Tensor:
     return images.flatten(1).index_select(0, to_device(order, images.device)).view_as(images)
 
 

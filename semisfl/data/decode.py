@@ -168,7 +168,7 @@ def _render(
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return the readable images, which of all images these are, and notes."""
     count = len(listing.labels)
-    headers = _parallel(lambda place: _of_image(listing, place, _header), count)
+    headers = _parallel(lambda place: _try_image(listing, place, _header), count)
     known = [header for header in headers if header]
     _check_readable(listing, np.array([header is not None for header in headers]))
     sizes = Counter(shape for shape, _ in known)
@@ -181,7 +181,7 @@ def _render(
     def fill(place: int) -> bool:
         if headers[place] is None:
             return False
-        decoded = _of_image(listing, place, lambda one: pixels_of(one, (width, height), channels))
+        decoded = _try_image(listing, place, lambda one: pixels_of(one, (width, height), channels))
         if decoded is not None:
             images[place] = decoded
         return decoded is not None
@@ -225,7 +225,7 @@ def _parallel(job: Callable[[int], T], count: int) -> list[T]:
         return [done for part in pool.map(chunk, range(0, count, CHUNK)) for done in part]
 
 
-def _of_image(listing: Listing, place: int, job: Callable[[Image.Image], T]) -> T | None:
+def _try_image(listing: Listing, place: int, job: Callable[[Image.Image], T]) -> T | None:
     """Return ``job`` of an image, or None if it cannot be opened or decoded."""
     try:
         with listing.open(place) as image:

@@ -125,7 +125,7 @@ class FedSwitchSL:
             # Uncorrected: they say how uneven a client looks to its labeller.
             predictions = labeller.float().softmax(1)
         logits = self.top.train()(features.student)
-        labels, confident = self.influence.believed(
+        labels, confident = self.influence.usable_labels(
             features, self.active, logits, labels, confident
         )
         loss = consistency(logits, labels, confident)

@@ -68,7 +68,7 @@ class Influence:
         return rows * factors.to(rows.dtype).unsqueeze(1), too_long
 
     @torch.no_grad()
-    def believed(
+    def usable_labels(
         self,
         features: Features,
         active: Sequence[int],

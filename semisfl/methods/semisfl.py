@@ -164,7 +164,7 @@ class SemiSFL:
             return student.top(features.student), student.project(features.student)
 
         (labelled, keys), (logits, projections) = self.engine.together(teacher_pass, student_pass)
-        labels, confident = self.influence.believed(features, active, logits, *labelled)
+        labels, confident = self.influence.usable_labels(features, active, logits, *labelled)
         agreement, clustering = self.engine.together(
             lambda: consistency(logits, labels, confident),  # H, Eq. (1)
             lambda: self._clustering(features, projections, keys, labels, confident),  # C, Eq. (5)

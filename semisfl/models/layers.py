@@ -110,7 +110,7 @@ class Residual(nn.Module):
         return out
 
 
-def taken(conv: nn.Conv2d) -> tuple[Any, ...]:
+def conv_arguments(conv: nn.Conv2d) -> tuple[Any, ...]:
     """Return the convolution's stride, padding, dilation and groups, as the operations take them."""
     return conv.stride, conv.padding, conv.dilation, conv.groups
 
@@ -123,7 +123,7 @@ class ConvBlock(NamedTuple):
 
     def on(self, x: Tensor) -> Tensor:
         conv = self.conv
-        out: Tensor = conv_relu_pool(x, conv.weight, conv.bias, *taken(conv), self.pool)
+        out: Tensor = conv_relu_pool(x, conv.weight, conv.bias, *conv_arguments(conv), self.pool)
         return out
 
 
@@ -158,7 +158,7 @@ class NormBlock(NamedTuple):
             out = norm_relu_pool(x, None, *after)
         else:
             bias = None if conv.bias is None else rows(conv.bias)
-            out = conv_norm_relu_pool(x, rows(conv.weight), bias, *taken(conv), *after)
+            out = conv_norm_relu_pool(x, rows(conv.weight), bias, *conv_arguments(conv), *after)
         return out
 
 

@@ -21,9 +21,9 @@ from semisfl.models.layers import (
     NormBlock,
     Part,
     Residual,
+    conv_arguments,
     parts_of,
     plain_conv,
-    taken,
 )
 
 Pass = Callable[[Tensor], Tensor]
@@ -107,7 +107,9 @@ def _of(weight: Tensor | None, rows: Rows) -> Tensor | None:
 
 
 def _conv(conv: nn.Conv2d, rows: Rows, x: Tensor) -> Tensor:
-    out: Tensor = stacked_conv(x, rows[id(conv.weight)], _of(conv.bias, rows), *taken(conv))
+    out: Tensor = stacked_conv(
+        x, rows[id(conv.weight)], _of(conv.bias, rows), *conv_arguments(conv)
+    )
     return out
 
 

@@ -34,7 +34,7 @@ def test_without_limits_vectors_are_unchanged() -> None:
     inputs = features(torch.randn(6, 5))
     labels, confident = torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.bool)
     assert limit.limited(inputs, ACTIVE) is inputs
-    result = limit.believed(inputs, ACTIVE, torch.randn(6, 4), labels, confident)
+    result = limit.usable_labels(inputs, ACTIVE, torch.randn(6, 4), labels, confident)
     assert result[0] is labels and result[1] is confident
     assert limit.as_positives(inputs, labels, confident) is confident
 
@@ -58,7 +58,7 @@ def test_a_client_that_swaps_classes_is_excluded_and_named() -> None:
     seen = torch.tensor([0, 1, 2, 0] * 2 + [0, 1, 2, 3] * 4)
     confident = torch.ones(24, dtype=torch.bool)
     limit.start_round()
-    used, kept = limit.believed(inputs, ACTIVE, logits_of(seen), labels, confident)
+    used, kept = limit.usable_labels(inputs, ACTIVE, logits_of(seen), labels, confident)
     assert kept.tolist() == [True] * 16 + [False] * 8
     assert used.tolist() == [*labels[:16].tolist(), *[NO_LABEL] * 8]
     limit.report(ACTIVE, held)
@@ -74,16 +74,18 @@ def test_agreement_is_that_of_the_round_so_far_and_of_confident_labels() -> None
     right, wrong = logits_of(labels), logits_of(torch.tensor([0, 1, 0, 1, 1, 0]))
     limit.start_round()
     # Nobody is confident: nothing is known of anybody.
-    assert not limit.believed(inputs, ACTIVE, wrong, labels, none)[1].any()
-    assert limit.believed(inputs, ACTIVE, right, labels, all_)[1].all()
+    assert not limit.usable_labels(inputs, ACTIVE, wrong, labels, none)[1].any()
+    assert limit.usable_labels(inputs, ACTIVE, right, labels, all_)[1].all()
     # Of n labels two are right: half is as much as the others have, less two deviations of chance.
     for labelled in range(4, 30, 2):
         ignored = 2 / labelled < 0.5 - 2 * 0.5 / labelled**0.5
-        result = limit.believed(inputs, ACTIVE, wrong, labels, all_)[1].tolist()
+        result = limit.usable_labels(inputs, ACTIVE, wrong, labels, all_)[1].tolist()
         assert result == [True] * 4 + [not ignored] * 2, labelled
     assert ignored
     limit.start_round()
-    assert limit.believed(inputs, ACTIVE, right, labels, all_)[1].all(), "a new round, a new slate"
+    assert limit.usable_labels(inputs, ACTIVE, right, labels, all_)[1].all(), (
+        "a new round, nothing of the round before counts"
+    )
 
 
 def test_a_few_labels_that_differ_are_no_reason_to_ignore_a_client() -> None:
@@ -93,7 +95,7 @@ def test_a_few_labels_that_differ_are_no_reason_to_ignore_a_client() -> None:
     wrong = logits_of(torch.tensor([0, 1, 0, 1, 1, 0]))
     inputs, all_ = features(torch.ones(6, 4)), torch.ones(6, dtype=torch.bool)
     limit.start_round()
-    used = [limit.believed(inputs, ACTIVE, wrong, labels, all_)[1][4:].all() for _ in range(3)]
+    used = [limit.usable_labels(inputs, ACTIVE, wrong, labels, all_)[1][4:].all() for _ in range(3)]
     assert used == [True, True, False]
 
 
@@ -103,7 +105,7 @@ def test_a_client_that_left_is_not_mistaken_for_another() -> None:
     labels = torch.tensor([0, 1] * 16)
     limit.start_round()
     seen = logits_of(torch.tensor([0, 1] * 8 + [1, 0] * 8))
-    limit.believed(inputs, ACTIVE, seen, labels, torch.ones(32, dtype=torch.bool))
+    limit.usable_labels(inputs, ACTIVE, seen, labels, torch.ones(32, dtype=torch.bool))
     limit.report(ACTIVE, held)
     assert list(held.take() or {}) == ["9"]
 

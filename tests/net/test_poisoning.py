@@ -11,7 +11,7 @@ from torch import Tensor
 from semisfl.fleet.base import Features
 from semisfl.methods.semifl.method import SemiFLWork
 from semisfl.net.server import value_checks
-from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, miscounted, ranges, unbelievable
+from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, impossible, miscounted, ranges
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import (
@@ -195,10 +195,10 @@ def test_a_poisoned_round_leaves_no_checkpoint(
 
 def test_counters_have_no_limit_that_training_can_reach() -> None:
     seen = {"bottom/1.num_batches_tracked": torch.tensor(5_000_000)}
-    assert unbelievable(seen, ranges(seen)) is None
+    assert impossible(seen, ranges(seen)) is None
     for wrong in (-1, MOST_COUNTED + 1, 2**63 - 1):
         seen = {"bottom/1.num_batches_tracked": torch.tensor(wrong)}
-        assert "num_batches_tracked" in (unbelievable(seen, ranges(seen)) or "")
+        assert "num_batches_tracked" in (impossible(seen, ranges(seen)) or "")
 
 
 def test_a_counter_that_no_training_reaches_shuts_out_nobody_else(

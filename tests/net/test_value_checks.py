@@ -9,8 +9,8 @@ from semisfl.fleet.yardstick import PACE
 from semisfl.net.server import value_checks
 
 
-def unbelievable(tensors: dict[str, torch.Tensor]) -> str | None:
-    return value_checks.unbelievable(tensors, value_checks.ranges(tensors))
+def impossible(tensors: dict[str, torch.Tensor]) -> str | None:
+    return value_checks.impossible(tensors, value_checks.ranges(tensors))
 
 
 @pytest.mark.parametrize(
@@ -18,27 +18,27 @@ def unbelievable(tensors: dict[str, torch.Tensor]) -> str | None:
 )
 def test_one_impossible_number_makes_a_tensor_unusable(value: float) -> None:
     tensors = {"weight": torch.ones(3, 4), "bias": torch.zeros(5)}
-    assert unbelievable(tensors) is None
+    assert impossible(tensors) is None
     tensors["bias"][3] = value
-    fault = unbelievable(tensors)
+    fault = impossible(tensors)
     assert fault is not None and fault.startswith("bias runs from")
 
 
 def test_large_but_possible_numbers_are_believed() -> None:
-    assert unbelievable({"features": torch.tensor([1e6, -1e6]), "none": torch.zeros(0, 4)}) is None
+    assert impossible({"features": torch.tensor([1e6, -1e6]), "none": torch.zeros(0, 4)}) is None
 
 
 def test_counters_have_a_limit_of_their_own() -> None:
     """A long run counts more batches than any weight is large."""
     for count, believed in ((0, True), (10**7, True), (2**53, True), (2**54, False), (-1, False)):
-        fault = unbelievable({"bn.num_batches_tracked": torch.tensor(count)})
+        fault = impossible({"bn.num_batches_tracked": torch.tensor(count)})
         assert (fault is None) is believed, count
 
 
 def test_a_variance_is_not_negative_and_a_mean_may_be() -> None:
     values = torch.tensor([0.5, -0.1])
-    assert unbelievable({"bn.running_mean": values}) is None
-    fault = unbelievable({"bn.running_var": values})
+    assert impossible({"bn.running_mean": values}) is None
+    fault = impossible({"bn.running_var": values})
     assert fault is not None and "cannot be negative" in fault
 
 

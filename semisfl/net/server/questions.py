@@ -21,10 +21,10 @@ from semisfl.net.server.listener import Listener
 from semisfl.net.server.session import Session
 from semisfl.net.server.value_checks import (
     Screen,
+    impossible,
     miscounted,
     ranges,
     sizes,
-    unbelievable,
     update_size,
     without_negligible,
 )
@@ -157,7 +157,7 @@ class Questions:
         """Leave out the clients whose values stand out, and return them."""
         outliers = self.screen.outliers()
         for client, reason in outliers.items():
-            self._not_believed(client, reason)
+            self._refuse_values(client, reason)
         return set(outliers)
 
     def refuse_far(
@@ -170,7 +170,7 @@ class Questions:
             states, sent = result.states, sent_to(result.client)
             faults = (miscounted(state, sent.get(name, {})) for name, state in states.items())
             if (fault := next(filter(None, faults), None)) is not None:
-                self._not_believed(result.client, fault)
+                self._refuse_values(result.client, fault)
                 refused.add(result.client)
                 continue
             known = states.keys() & sent.keys()
@@ -259,9 +259,9 @@ class Questions:
                 without_negligible(frame.tensors)
             frame = item.due.all_rows(frame)
             extremes = ranges(frame.tensors)
-            fault = unbelievable(frame.tensors, extremes)
+            fault = impossible(frame.tensors, extremes)
             if fault is not None:
-                self._not_believed(client, fault)
+                self._refuse_values(client, fault)
                 return
             take(client, frame)
             policy = item.session.policy
@@ -280,7 +280,7 @@ class Questions:
                 raise WireError(f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}")
         return frame
 
-    def _not_believed(self, client: int, fault: str) -> None:
+    def _refuse_values(self, client: int, fault: str) -> None:
         """Leave the client out; it gets no strike if the server's own values may be the cause."""
         self._leave_out(client, fault)
         self._context.held_back.note(client, fault)

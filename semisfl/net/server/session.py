@@ -147,7 +147,7 @@ class Session:
         self._assembler.expect(ticket, limit)
         self._outbox.put_nowait((ticket, frame, sent))
 
-    def tell(self, parts: Parts) -> None:
+    def notify(self, parts: Parts) -> None:
         """Send a frame that needs no answer, before whatever is asked next."""
         frame = iter(list(cut(parts, self.epoch, 0)))
         self._loop.call_soon_threadsafe(self._outbox.put_nowait, (0, frame, None))

@@ -135,7 +135,7 @@ class SessionTable:
             counted(ready.fields["images"], "image"),
         )
         self._log_policy(session)
-        session.tell(encode("enrolled", {"client": client}, {}))
+        session.notify(encode("enrolled", {"client": client}, {}))
         session.client = client
         with self.changed:
             self.enrolled[client] = session

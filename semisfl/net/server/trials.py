@@ -9,7 +9,7 @@ from semisfl.fleet.base import AbnormalValues
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.questions import Questions
 from semisfl.net.server.roster import Roster
-from semisfl.net.server.value_checks import ranges, sizes, unbelievable
+from semisfl.net.server.value_checks import impossible, ranges, sizes
 from semisfl.settings.config import Config
 from semisfl.settings.robust import FEWEST
 
@@ -103,7 +103,7 @@ class Trials:
     def check_sent(self, sent: Mapping[str, Tensor], give_up: Callable[[], None]) -> None:
         """Abort before sending abnormal values, and retry without the likely cause."""
         extremes = ranges(sent)
-        fault = unbelievable(sent, extremes)
+        fault = impossible(sent, extremes)
         if not self._screen.note_sent(sizes(extremes)):
             return
         suspect = self._accuse()

@@ -65,7 +65,7 @@ class Trust:
             newest = credentials.newest(self._own)
         except CertError as error:
             # Perhaps only one of the files is there yet: the next handshake looks again.
-            self._tell("own", f"{error}; going on with the certificate read before", HOUR)
+            self._warn("own", f"{error}; going on with the certificate read before", HOUR)
             return None
         self._own_stamp = stamp
         if newest is self._own:
@@ -80,9 +80,9 @@ class Trust:
     def remind(self) -> None:
         """Warn once a day if the server's certificate has expired or will soon."""
         if fault := credentials.expired(self._own):
-            self._tell("expired", f"{fault}; nobody can connect; connected clients may stay", DAY)
+            self._warn("expired", f"{fault}; nobody can connect; connected clients may stay", DAY)
         elif fault := credentials.early(self._own) or credentials.soon(self._own):
-            self._tell("soon", fault, DAY)
+            self._warn("soon", fault, DAY)
 
     # --- the clients' ----------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Trust:
             self._revoked = ledger.revoked_serials(self._folder)
         except CertError as error:
             self._unreadable, self._list_stamp = True, ()
-            self._tell("list", f"{error}; the last good list holds, and nobody new comes in", HOUR)
+            self._warn("list", f"{error}; the last good list holds, and nobody new comes in", HOUR)
             return
         self._list_stamp = stamp
         if self._unreadable:
@@ -168,7 +168,7 @@ class Trust:
     def _stamp(self, *names: str) -> tuple[object, ...]:
         return files.stamp(*(self._folder / name for name in names))
 
-    def _tell(self, topic: str, text: str, every: float) -> None:
+    def _warn(self, topic: str, text: str, every: float) -> None:
         now = time.monotonic()
         if now - self._warned.get(topic, -every) >= every:
             self._warned[topic] = now

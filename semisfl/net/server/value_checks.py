@@ -62,7 +62,7 @@ def ranges(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
     return extremes
 
 
-def unbelievable(tensors: Mapping[str, Tensor], extremes: Ranges) -> str | None:
+def impossible(tensors: Mapping[str, Tensor], extremes: Ranges) -> str | None:
     """Return what is wrong with a client's values, or None."""
     for name, (low, high) in extremes.items():
         most = ABSURD if tensors[name].is_floating_point() else MOST_COUNTED

@@ -78,7 +78,7 @@ class Waiting:
             if len(self._present()) >= network.quorum and not self._paused:
                 break
         if self.state is not None:
-            self._tell(None)
+            self._set_state(None)
             waited = time.monotonic() - started
             here = counted(len(self._present()), "device")
             log.warning("going on after %.0f s with %s", waited, here)
@@ -89,7 +89,7 @@ class Waiting:
             return
         seconds = repeat_delay(self._aborted)
         ends = time.monotonic() + seconds
-        self._tell(
+        self._set_state(
             f"{self._aborted} rounds in a row had too few answers; the next begins in {seconds:g} s"
         )
         log.warning("%s", self.state)
@@ -111,7 +111,7 @@ class Waiting:
                 there = len(self._present())
                 if there >= count and not self._paused:
                     return True
-                self._tell(self._describe(there, count, seconds))
+                self._set_state(self._describe(there, count, seconds))
                 self._listener.table.changed.wait(0.2)
             if idle:
                 self._context.drop_arrivals()
@@ -135,7 +135,7 @@ class Waiting:
         longer = f"; {seconds:g} s for all {count} to come" if seconds and count > quorum else ""
         return f"waiting for devices ({there} here, {quorum} needed{longer})"
 
-    def _tell(self, state: str | None) -> None:
+    def _set_state(self, state: str | None) -> None:
         if state != self.state:
             self.state = state
             self._context.device_log.renew()
