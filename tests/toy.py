@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.data.batches import ViewKind, draw_view, make_view
+from semisfl.data.batches import RoundBatches, ViewKind, draw_view, make_view
 from semisfl.data.dataset import Dataset
+from semisfl.data.labeled import LabeledImages
 from semisfl.data.partition import Partition
 from semisfl.fleet.base import ClientResult, ClientWork, Fleet, FullRound
 from semisfl.models.build import uncut
@@ -145,6 +146,16 @@ def assemble(
     model = network(batchnorm, dropout)
     settings = values(method, *assignments)
     return experiment.assemble(settings, data, partition(data), model, device="cpu")
+
+
+def numbered(batch: int, whole: bool = False) -> LabeledImages:
+    """Return 30 images whose pixels and label are their number, unchanged by augmentation."""
+    pixels = torch.arange(30, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
+    still = Augmentation(flip=False, pad=0, num_ops=0, cutout=0)
+    normalizer = Normalizer.of((0.0,), (1 / 255,))
+    batches = RoundBatches(pixels, still, normalizer, torch.float32, whole=whole)
+    settings = config.parse({"server": {"batch": batch}, "seed": 4})
+    return LabeledImages(batches, torch.arange(30), settings)
 
 
 def views(

@@ -23,6 +23,7 @@ from semisfl.data.labeled import LabeledImages
 from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import draw_active
 from semisfl.settings.config import parse
+from tests import toy
 
 AUGMENTATION = Augmentation(flip=True, pad=None, num_ops=2, cutout=6)
 NORMALIZER = Normalizer.of((0.4,), (0.2,))
@@ -184,23 +185,16 @@ def test_side_by_side_keeps_each_clients_rows_together() -> None:
 
 
 def test_labelled_images_come_as_two_independent_views_with_their_labels() -> None:
-    config = parse({"server": {"batch": 6}, "seed": 4})
-    pixels = torch.arange(30, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, *SIZE).contiguous()
-    still = Augmentation(flip=False, pad=0, num_ops=0, cutout=0)
-    labeled = LabeledImages(
-        RoundBatches(pixels, still, Normalizer.of((0.0,), (1 / 255,)), torch.float32, whole=False),
-        torch.arange(30) % 7,
-        config,
-    )
+    labeled = toy.numbered(6)
     labeled.start(0, 3, "weak")
     for _ in range(3):
         one, (own, *_), two, labels = labeled.next_two()
         assert torch.equal(own, labels)
         assert torch.equal(one, two)  # nothing to draw: both views show the images of these labels
-        assert (one[:, 0, 0, 0].round().long() % 7).tolist() == labels.tolist()
+        assert one[:, 0, 0, 0].round().long().tolist() == labels.tolist()
 
     moving = RoundBatches(images(30), AUGMENTATION, NORMALIZER, torch.float32, whole=False)
-    labeled = LabeledImages(moving, torch.arange(30) % 7, config)
+    labeled = LabeledImages(moving, torch.arange(30), parse({"server": {"batch": 6}, "seed": 4}))
     labeled.start(0, 1, "strong")
     first = labeled.next_two()
     assert not torch.equal(first[0], first[2])

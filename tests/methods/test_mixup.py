@@ -5,28 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from semisfl.algorithm.losses import cross_entropy
-from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.data.batches import RoundBatches
-from semisfl.data.labeled import LabeledImages
-from semisfl.settings.config import parse
 from tests import toy
 
 BATCH, STEPS = 6, 4
 
 
-def numbered(whole: bool = False) -> LabeledImages:
-    """Return images whose pixels are all their number, unchanged by augmentation; the label is the number."""
-    pixels = torch.arange(30, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
-    still = Augmentation(flip=False, pad=0, num_ops=0, cutout=0)
-    normalizer = Normalizer.of((0.0,), (1 / 255,))
-    batches = RoundBatches(pixels, still, normalizer, torch.float32, whole=whole)
-    config = parse({"server": {"batch": BATCH}, "seed": 4})
-    return LabeledImages(batches, torch.arange(30), config)
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_images_and_labels_are_mixed_with_the_same_shares(whole: bool) -> None:
-    labeled = numbered(whole)
+    labeled = toy.numbered(BATCH, whole)
     labeled.start(0, STEPS, "mixed")
     shares = []
     for _ in range(STEPS):
@@ -45,7 +31,7 @@ def test_images_and_labels_are_mixed_with_the_same_shares(whole: bool) -> None:
 
 
 def test_every_round_draws_its_own_mixture_and_repeats_it() -> None:
-    labeled = numbered()
+    labeled = toy.numbered(BATCH)
     drawn = []
     for round_index in (0, 1, 0):
         labeled.start(round_index, 1, "mixed", views=1)
