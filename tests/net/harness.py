@@ -229,6 +229,12 @@ class Network:
         self.clients[index] = client
         return client
 
+    def enrol(self, index: int, address: str | None = None, **how: Any) -> Client:
+        """Let a client join, and wait until it is here."""
+        client = self.join(index, address, **how)
+        until(lambda: index in self.fleet.present())
+        return client
+
     def join_all(self, **how: Any) -> None:
         for index in range(self.config.clients.total):
             self.join(index, **how)

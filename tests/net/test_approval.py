@@ -152,8 +152,7 @@ def change_the_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "check_hello", lambda *_: None)
     with network(config(rounds=3)) as net:
         accepted = Approval([net.fleet.terms.digest])
-        client = net.join(0, approval=accepted)
-        assert net.fleet.wait_for(1, 10)
+        client = net.enrol(0, approval=accepted)
         net.experiment.method.round(0)
         other = terms(rounds=3, data={"augment": {"cutout": 0}})
         table = net.fleet._listener.table

@@ -266,8 +266,7 @@ def test_an_unexpected_error_is_a_lost_connection(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Connection, "_connect", sometimes)
     with network(config) as net:
-        net.join(0)
-        assert net.fleet.wait_for(1, 20)
+        net.enrol(0)
     assert not failures
 
 
@@ -317,8 +316,7 @@ def test_a_slow_link_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(1, rounds=1, network={"deadline": 2.0}, clients={"batch": 700, "steps": 1})
     with network(config) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}", rate=150e3)
-        net.join(0, f"127.0.0.1:{proxy.port}")
-        assert net.fleet.wait_for(1, 20)
+        net.enrol(0, f"127.0.0.1:{proxy.port}")
         started = time.monotonic()
         run_rounds(net.experiment)
         proxy.close()
@@ -338,8 +336,7 @@ def test_a_half_open_connection_is_noticed_on_both_sides(
         monkeypatch.setattr(chunks, "SILENCE_SECONDS", silence)
     with network(tiny(1)) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}")
-        client = net.join(0, f"127.0.0.1:{proxy.port}")
-        assert net.fleet.wait_for(1, 20)
+        client = net.enrol(0, f"127.0.0.1:{proxy.port}")
         time.sleep(1.5 * chunks.SILENCE_SECONDS)
         assert net.fleet.present() == [0] and client.link.losses == 0, (
             "heartbeats keep an idle link"
@@ -364,9 +361,8 @@ def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
             until(lambda: net.fleet._listener.table.epochs["plaintext:client-0"] == 2)
 
     with network(config) as net:
-        older = net.join(0, break_at=at)
-        net.join(1)
-        assert net.fleet.wait_for(2, 20)
+        older = net.enrol(0, break_at=at)
+        net.enrol(1)
         run_rounds(net.experiment)
         older.join(10)
         assert isinstance(older.error, Rejected)
@@ -399,8 +395,7 @@ def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.Monkey
 def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureFixture) -> None:
     with network(tiny(1)) as net:
         for strike in range(1, 4):
-            client = net.join(0)
-            assert net.fleet.wait_for(1, 20)
+            client = net.enrol(0)
             for _ in range(100):
                 client.device.frames.stream.answer(999, [b"again"])
             until(lambda strike=strike: len(audited(caplog)) == strike)

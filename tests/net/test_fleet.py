@@ -143,8 +143,7 @@ def test_overhead_on_the_socket_is_below_one_percent(
     """Bytes that really passed through TCP, TLS included, against the payload that is counted."""
     with network(tiny(1, rounds=1, **wide), certificates=authority) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}")
-        net.join(0, f"localhost:{proxy.port}")
-        assert net.fleet.wait_for(1, 10)
+        net.enrol(0, f"localhost:{proxy.port}")
         before = proxy.up + proxy.down
         run_rounds(net.experiment)
         passed, counted = proxy.up + proxy.down - before, net.fleet.traffic.total()
@@ -240,8 +239,7 @@ def test_images_of_another_size_are_resized_and_corrupt_ones_counted(
     assert "1 of 9 images are stored in colour and were read as grey ones" in caplog.text
     with network(tiny(1)) as net:
         with caplog.at_level("INFO", logger="semisfl"):
-            net.join(0, load=lambda shape: load_images(tmp_path / "images", shape))
-            assert net.fleet.wait_for(1, 10)
+            net.enrol(0, load=lambda shape: load_images(tmp_path / "images", shape))
         assert net.fleet.image_counts() == {0: 7}
     assert "client-0 skipped 2 images it could not read" in caplog.text
     assert "this run needs up to" in caplog.text

@@ -299,8 +299,7 @@ def test_devices_that_come_and_go_while_a_run_waits_leave_nothing(
         waiting.start()
         for _ in range(5):
             if enrolled:
-                client = net.join(1)
-                assert net.fleet.wait_for(1, 20)
+                client = net.enrol(1)
                 client.device.stop()
                 client.join(20)
             else:

@@ -39,9 +39,8 @@ def test_a_lost_connection_is_told_from_a_goodbye(caplog: pytest.LogCaptureFixtu
 def test_a_client_that_was_away_when_the_run_ended_is_told_when_it_returns() -> None:
     with network(tiny(2)) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}")
-        net.join(0)
-        client = net.join(1, f"127.0.0.1:{proxy.port}")
-        assert net.fleet.wait_for(2, 20)
+        net.enrol(0)
+        client = net.enrol(1, f"127.0.0.1:{proxy.port}")
         proxy.cut()
         until(lambda: net.fleet.present() == [0])
         net.fleet.close(finished=True)
@@ -91,8 +90,7 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     with network(tiny(1)) as net:
-        net.join(0)
-        assert net.fleet.wait_for(1, 20)
+        net.enrol(0)
 
 
 def test_a_slow_signal_handler_does_not_make_a_wait_endless() -> None:

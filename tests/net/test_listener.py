@@ -158,8 +158,7 @@ def test_the_right_client_is_welcomed(
     net: Network, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The control: everything below differs from this in one thing."""
-    client = net.join(0)
-    assert net.fleet.wait_for(1, 10)
+    client = net.enrol(0)
     time.sleep(HANDSHAKE + 0.7)
     assert audited(caplog) == [] and client.error is None
     client.kill()
@@ -399,8 +398,7 @@ def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
     net: Network, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     net.fleet._listener.penalties.strikes.clear()
-    client = net.join(1)
-    assert net.fleet.wait_for(1, 10)
+    client = net.enrol(1)
     net.fleet._listener.penalties.check_certificates()
     assert net.fleet.present() == [1]
     certs.revoke(folder, "client-1")
@@ -414,8 +412,7 @@ def test_a_client_revoked_while_the_run_is_paused_does_not_take_part(tmp_path: P
     certificates(tmp_path, 3)
     settings = {"quorum": 2, "deadline": 1.0}
     with network(tiny(3, network=settings), certificates=tmp_path) as net:
-        net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        net.enrol(0)
         ready = threading.Thread(target=net.fleet.wait_ready)
         ready.start()
         certs.revoke(tmp_path, "client-0")

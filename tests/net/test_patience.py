@@ -45,9 +45,8 @@ def test_answering_heartbeats_is_no_progress(
     monkeypatch.setattr(chunks, "BEAT_SECONDS", 0.1)
     config, over = tiny(2, method=method, rounds=1, network={"deadline": 2.0}), threading.Event()
     with network(config) as net:
-        net.join(0, break_at=stalling(over, lambda client: None))
-        net.join(1)
-        assert net.fleet.wait_for(2, 20)
+        net.enrol(0, break_at=stalling(over, lambda client: None))
+        net.enrol(1)
         run_rounds(net.experiment)
         over.set()
         assert net.fleet._listener.table.enrolled[0].delay is not None, "heartbeats were answered"
@@ -62,9 +61,8 @@ def test_saying_at_work_for_ever_ends_at_the_limit_of_the_whole_answer(
     monkeypatch.setattr(chunks, "LOWEST_RATE", 1e9)
     config, over = tiny(2, rounds=1, network={"deadline": 2.0}), threading.Event()
     with network(config) as net:
-        net.join(0, break_at=stalling(over, at_work))
-        net.join(1)
-        assert net.fleet.wait_for(2, 20)
+        net.enrol(0, break_at=stalling(over, at_work))
+        net.enrol(1)
         run_rounds(net.experiment)
         over.set()
         assert {client for _, way, client in net.fleet.traffic.counts if way == "up"} == {1}
@@ -78,9 +76,8 @@ def test_a_flood_of_signs_of_work_is_an_offence(caplog: pytest.LogCaptureFixture
 
     config, over = tiny(2, rounds=1), threading.Event()
     with network(config) as net:
-        net.join(0, break_at=stalling(over, flood))
-        net.join(1)
-        assert net.fleet.wait_for(2, 20)
+        net.enrol(0, break_at=stalling(over, flood))
+        net.enrol(1)
         run_rounds(net.experiment)
         over.set()
         until(lambda: len(audited(caplog)) == 1)
@@ -166,8 +163,7 @@ def test_a_slow_link_keeps_its_place(
     assert features / 2 * CHUNK / slow > chunks.SILENCE_SECONDS, "too short to show anything"
     with network(config) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}", rate=slow)
-        client = net.join(0, f"127.0.0.1:{proxy.port}")
-        assert net.fleet.wait_for(1, 20)
+        client = net.enrol(0, f"127.0.0.1:{proxy.port}")
         run_rounds(net.experiment)
         assert client.device.rounds == 1 and client.link.losses == 0
         assert net.fleet.traffic.by_kind()["model_up"] > 0

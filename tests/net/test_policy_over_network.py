@@ -132,8 +132,7 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
     file = beside(tmp_path / "policy.toml")
     with network(tiny(1, rounds=3)) as net:
         for count in range(2):  # the second time as a new process, which must remember the first
-            client = net.join(0, policy=DevicePolicy(rounds=2), allowance=Allowance(file))
-            assert net.fleet.wait_for(1, 10)
+            client = net.enrol(0, policy=DevicePolicy(rounds=2), allowance=Allowance(file))
             net.experiment.method.round(count)
             if not count:
                 client.device.stop()
@@ -195,8 +194,7 @@ def test_a_device_whose_caps_allow_one_more_round_takes_part(
     allowance = Allowance()
     allowance.spent = spent
     with network(tiny(1, method=method)) as net:
-        client = net.join(0, policy=policy, allowance=allowance)
-        assert net.fleet.wait_for(1, 10)
+        client = net.enrol(0, policy=policy, allowance=allowance)
         net.experiment.method.round(0)
         assert client.error is None and net.fleet.present() == [0]
 

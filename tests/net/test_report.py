@@ -121,8 +121,7 @@ def test_a_signal_is_answered_by_what_the_device_does(
 def test_people_count_rounds_from_one() -> None:
     doing: list[str] = []
     with network(tiny(1)) as net:
-        net.join(0, break_at=lambda client, _frame: doing.append(client.device.doing))
-        assert net.fleet.wait_for(1, 20)
+        net.enrol(0, break_at=lambda client, _frame: doing.append(client.device.doing))
         net.experiment.method.round(0)
     assert doing[-1] == "training in round 1"
 

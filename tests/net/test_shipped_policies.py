@@ -26,10 +26,9 @@ def test_a_strict_device_beside_open_ones_is_not_shut_out() -> None:
     """Its noise is far larger than their features, which no fault of its own explains."""
     strict = read_policy(POLICIES / "strict.toml").of_device()
     with network(tiny(3, rounds=2, robust={"aggregate": "clipped_mean"})) as net:
-        net.join(0, policy=strict)
-        net.join(1)
-        net.join(2)
-        assert net.fleet.wait_for(3, 20)
+        net.enrol(0, policy=strict)
+        net.enrol(1)
+        net.enrol(2)
         run_rounds(net.experiment)
         assert not net.strikes
         assert net.fleet.device_log.events["left_out"] == 0

@@ -311,8 +311,7 @@ def test_a_list_that_cannot_be_read_stops_newcomers_and_nobody_else(
     path = place / "revoked.txt"
     good = path.read_text()
     with network(tiny(2, network=BRIEF), certificates=place) as net:
-        net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        net.enrol(0)
         damage_list(path)
         for _ in range(3):
             net.fleet.wait_ready()
@@ -331,8 +330,7 @@ def test_the_last_good_list_holds_while_there_is_none(
 ) -> None:
     place = authority(tmp_path)
     with network(tiny(2, network=BRIEF), certificates=place) as net:
-        client = net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        client = net.enrol(0)
         certs.revoke(place, "client-1")
         net.fleet.wait_ready()
         (place / "revoked.txt").unlink()
@@ -381,8 +379,7 @@ def test_a_server_certificate_that_expires_while_it_runs_is_told(
 ) -> None:
     place = authority(tmp_path, server={"valid_until": NOW + timedelta(minutes=30)})
     with network(tiny(1), certificates=place) as net:
-        net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        net.enrol(0)
         an_hour_passes(monkeypatch)
         for _ in range(3):
             net.fleet.wait_ready()
@@ -428,8 +425,7 @@ def test_a_renewed_server_certificate_is_used_without_a_restart(
     place = authority(tmp_path, hosts=("localhost", "127.0.0.1"))
     before = certs.listing(place)[1]
     with network(tiny(2, network=BRIEF), certificates=place) as net:
-        stays = net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        stays = net.enrol(0)
         assert serial_shown(net.address, place) == before.serial
         key = (place / "server.key").read_bytes()
         after = certs.renew_server(place)
@@ -439,8 +435,7 @@ def test_a_renewed_server_certificate_is_used_without_a_restart(
         assert len(lines(caplog, "server.key does not belong to")) == 1
         (place / "server.key").write_bytes(fresh)
         assert serial_shown(net.address, place) == after.serial
-        net.join(1)
-        assert net.fleet.wait_for(2, 10)
+        net.enrol(1)
         assert stays.link.losses == 0
     names = x509.load_pem_x509_certificate((place / "server.crt").read_bytes()).extensions
     alternatives = names.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -457,8 +452,7 @@ def test_old_and_renewed_client_certificates_are_both_accepted(tmp_path: Path) -
     assert [entry.name for entry in certs.listing(place)].count("client-0") == 2
     for credentials in (old, new, old):
         with network(tiny(1), certificates=place) as net:
-            net.join(0, credentials=credentials)
-            assert net.fleet.wait_for(1, 10)
+            net.enrol(0, credentials=credentials)
 
 
 def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> None:
@@ -466,8 +460,7 @@ def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> 
     place = authority(tmp_path)
     old = own(place)
     with network(tiny(1), certificates=place) as net:
-        client = net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        client = net.enrol(0)
         renewed = certs.renew_client(place, "client-0")
         certs.revoke_serial(place, f"{parse(old.certificate).serial_number:x}")
         net.fleet.wait_ready()
@@ -487,8 +480,7 @@ def test_files_that_do_not_fit_yet_are_not_taken(
     certs.renew_client(place, "client-0")
     shutil.copy(place / "clients" / "client-0" / "client.key", device)
     with network(tiny(1), certificates=place) as net:
-        net.join(0, credentials=files)
-        assert net.fleet.wait_for(1, 10)
+        net.enrol(0, credentials=files)
     assert len(lines(caplog, "going on with the certificate read before")) == 1
 
 

@@ -45,8 +45,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
 
 def attacked(net: Network, policy: DevicePolicy, length: float = 1.0) -> Tensor:
     """Send a bottom of zeros and the gradient e_i for row i; return the weight that comes back."""
-    net.join(0, policy=policy)
-    assert net.fleet.wait_for(1, 20)
+    net.enrol(0, policy=policy)
     bottom: Any = net.experiment.method.student.bottom  # type: ignore[attr-defined]
     state = {name: torch.zeros_like(tensor) for name, tensor in bottom.state_dict().items()}
     (weight,) = (name for name, tensor in state.items() if tensor.dim() == 2)
@@ -112,8 +111,7 @@ def test_a_batch_of_one_is_refused_unless_the_owner_allows_it() -> None:
             net.clients[0].error
         )
     with network(config) as net:
-        net.join(0, policy=DevicePolicy(smallest_batch=1))
-        assert net.fleet.wait_for(1, 10)
+        net.enrol(0, policy=DevicePolicy(smallest_batch=1))
 
 
 @pytest.mark.parametrize("name", ["open", "strict"])
@@ -149,16 +147,14 @@ def test_the_cap_on_bits_ends_the_part_before_the_send_and_outlasts_the_process(
     file = beside(tmp_path / "policy.toml")
     shaped = {"clip": 1.0, "noise": 0.14, "update_clip": 1.0, "update_noise": 0.01}
     with network(tiny(1, rounds=3)) as net:
-        client = net.join(0, policy=DevicePolicy(**shaped), allowance=Allowance(None))
-        assert net.fleet.wait_for(1, 10)
+        client = net.enrol(0, policy=DevicePolicy(**shaped), allowance=Allowance(None))
         net.experiment.method.round(0)
         once = client.device.bits_per_image
         client.device.stop()
         client.join(10)
         until(lambda: not net.fleet.present())
         policy = DevicePolicy(**shaped, bits_per_image=1.5 * once)
-        client = net.join(0, policy=policy, allowance=Allowance(file))
-        assert net.fleet.wait_for(1, 10)
+        client = net.enrol(0, policy=policy, allowance=Allowance(file))
         net.experiment.method.round(1)
         counts = dict(net.fleet.traffic.counts)
         with pytest.raises(RoundAborted):
@@ -218,9 +214,8 @@ def first_gradients(victim: Tensor) -> Tensor:
             received.append(frame.tensors["gradients"].clone())
 
     with network(tiny(2)) as net:
-        net.join(0, load=lambda _: (victim, 0))
-        net.join(1, break_at=listen)
-        assert net.fleet.wait_for(2, 20)
+        net.enrol(0, load=lambda _: (victim, 0))
+        net.enrol(1, break_at=listen)
         net.experiment.method.round(0)
     return received[0]
 
