@@ -417,7 +417,7 @@ def test_who_takes_a_place_in_a_round_is_not_blamed_for_who_had_it(
         until(lambda: fleet.roster.index.get("plaintext:newcomer") == 0)
         fleet.forward()
         assert f"{removed} is left out of this round" in caplog.text
-        monkeypatch.setattr(fleet._questions.screen, "suspect", lambda others: 0)
+        monkeypatch.setattr(fleet._questions.size_checks, "suspect", lambda others: 0)
         assert fleet.settle(False) == removed
         assert fleet.present() == [0, 1, 2], "the newcomer is not on trial"
         fleet.settle(True)

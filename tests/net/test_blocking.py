@@ -192,10 +192,10 @@ def test_a_device_is_as_slow_as_its_link_and_ten_times_the_others(
         patience = Patience(deadline, 1, size, asked_at=1000.0, progress=1000.0)
         session = SimpleNamespace(patience=patience, abandon=lambda _: None)
         asking._awaited = {9: SimpleNamespace(session=session)}  # type: ignore[dict-item]
-        asking._paces = defaultdict(questions.Pace)
-        asking._paces[9] = questions.Pace(0.0, size / chunks.LOWEST_RATE)
+        asking._times = defaultdict(questions.AnswerTimes)
+        asking._times[9] = questions.AnswerTimes(0.0, size / chunks.LOWEST_RATE)
         for client in range(answered):
-            asking._paces[client].seconds = 4.0 + client
+            asking._times[client].seconds = 4.0 + client
         asking.too_slow = set()
         monkeypatch.setattr(asking, "_leave_out", lambda *_: None)
         asking._leave_out_slow(1100.0)

@@ -122,10 +122,10 @@ def test_a_run_that_fails_again_and_again_ends_with_its_last_good_checkpoint(
 def test_a_trial_ends_when_too_few_others_are_here() -> None:
     with network(tiny(3, network={"quorum": 2, "deadline": 0.1})) as net:
         net.join_all()
-        screen = net.fleet._questions.screen
+        size_checks = net.fleet._questions.size_checks
         for client, size in enumerate((1.0, 5.0, 1.0)):
-            screen.note_answer(client, {"student": size})
-        screen.outliers()
+            size_checks.note_answer(client, {"student": size})
+        size_checks.outliers()
         assert net.fleet.settle(good=False) == "plaintext:client-1"
         net.clients[2].kill()
         until(lambda: net.fleet.present() == [0])

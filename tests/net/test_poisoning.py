@@ -135,10 +135,10 @@ def test_a_round_is_repeated_as_if_who_stood_out_had_not_been_there(
 def test_a_client_on_trial_is_not_drawn_until_a_round_was_good() -> None:
     with network(tiny(3)) as net:
         net.join_all()
-        fleet, screen = net.fleet, net.fleet._questions.screen
+        fleet, size_checks = net.fleet, net.fleet._questions.size_checks
         for client, size in enumerate((1.0, 5.0, 1.0)):
-            screen.note_answer(client, {"student": size})
-        assert screen.outliers() == {}
+            size_checks.note_answer(client, {"student": size})
+        assert size_checks.outliers() == {}
         assert fleet.settle(good=False) == "plaintext:client-1"
         assert fleet.present() == [0, 2] and not fleet.wait_for(3, seconds=0)
         assert fleet.settle(good=True) is None

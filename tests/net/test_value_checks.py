@@ -45,9 +45,9 @@ def test_a_variance_is_not_negative_and_a_mean_may_be() -> None:
 # --- who stands out -------------------------------------------------------------------------------
 
 
-def screen(*sizes: float, usual: float | None = None) -> tuple[value_checks.Screen, list[int]]:
+def checked(*sizes: float, usual: float | None = None) -> tuple[value_checks.SizeChecks, list[int]]:
     """A round whose clients 0, 1, ... sent weights of these ``sizes``; and who must not be used."""
-    judge = value_checks.Screen()
+    judge = value_checks.SizeChecks()
     if usual is not None:
         judge.note_sent({"bottom weights": usual})
         judge.remember()
@@ -58,17 +58,17 @@ def screen(*sizes: float, usual: float | None = None) -> tuple[value_checks.Scre
 
 
 def test_three_clients_outvote_one_whatever_was_usual() -> None:
-    assert screen(1.0, 1.0, 20.0)[1] == [2]
-    assert screen(1.0, 1.0, 20.0, usual=15.0)[1] == [2]
+    assert checked(1.0, 1.0, 20.0)[1] == [2]
+    assert checked(1.0, 1.0, 20.0, usual=15.0)[1] == [2]
 
 
 def test_two_clients_outvote_nobody_and_are_held_against_the_last_good_round() -> None:
-    judge, out = screen(1.0, 20.0)
+    judge, out = checked(1.0, 20.0)
     assert out == [] and judge.suspect([]) == 1
     assert judge.is_excused(0) and not judge.is_excused(1), "nobody is excused by its own values"
-    assert screen(1.0, 20.0, usual=15.0)[1] == []
-    assert screen(1.0, 20.0, usual=1.0)[1] == [1]
-    assert screen(20.0, 20.0, usual=1.0)[1] == [0, 1]
+    assert checked(1.0, 20.0, usual=15.0)[1] == []
+    assert checked(1.0, 20.0, usual=1.0)[1] == [1]
+    assert checked(20.0, 20.0, usual=1.0)[1] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_features_that_grow_on_both_of_two_clients_are_used(
     first: float, second: float, out: list[int]
 ) -> None:
     """The repetition has the same features: refused, they would stop the run for good."""
-    judge = value_checks.Screen()
+    judge = value_checks.SizeChecks()
     judge.usual = {"student": 1.7}
     judge.start_round()
     judge.note_answer(0, {"student": first})
@@ -87,7 +87,7 @@ def test_features_that_grow_on_both_of_two_clients_are_used(
 
 
 def test_one_of_two_clients_cannot_make_the_weights_of_the_other_unusual() -> None:
-    judge = value_checks.Screen()
+    judge = value_checks.SizeChecks()
     for sent in (1.0, 0.5, 0.25):
         judge.start_round()
         judge.note_sent({"bottom weights": sent})
@@ -100,7 +100,7 @@ def test_one_of_two_clients_cannot_make_the_weights_of_the_other_unusual() -> No
 @pytest.mark.parametrize("first", [0.0, 11.0])
 def test_one_of_two_clients_cannot_make_the_features_of_the_other_unusual(first: float) -> None:
     """It sends features near 0, from the first round on or once both were alike."""
-    judge = value_checks.Screen()
+    judge = value_checks.SizeChecks()
     for attacker in (first, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0):
         judge.start_round()
         judge.note_answer(0, {"student": 12.0})
@@ -110,8 +110,8 @@ def test_one_of_two_clients_cannot_make_the_features_of_the_other_unusual(first:
 
 
 def test_half_of_an_even_number_cannot_raise_what_is_usual() -> None:
-    assert screen(1.0, 20.0, 1.0, 20.0)[1] == [1, 3]
-    assert screen(1.0, 2.0, 3.0, 15.0)[1] == []
+    assert checked(1.0, 20.0, 1.0, 20.0)[1] == [1, 3]
+    assert checked(1.0, 2.0, 3.0, 15.0)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_half_of_an_even_number_cannot_raise_what_is_usual() -> None:
 def test_between_suspicion_and_refusal_values_are_used_and_remembered(
     ratio: float, used: bool, strained: bool
 ) -> None:
-    judge, out = screen(1.0, 1.0, ratio)
+    judge, out = checked(1.0, 1.0, ratio)
     assert (out == []) is used and judge.is_excused(0) is strained and not judge.is_excused(2)
     assert judge.suspect([]) == (2 if strained else None)
     assert judge.suspect([2]) is None, "who is on trial already is not accused again"
@@ -133,7 +133,7 @@ def test_between_suspicion_and_refusal_values_are_used_and_remembered(
 def test_what_the_server_sends_is_held_against_the_last_good_round(
     ratio: float, sent: bool, strained: bool
 ) -> None:
-    judge, _ = screen(1.0, usual=1.0)
+    judge, _ = checked(1.0, usual=1.0)
     assert judge.note_sent({"bottom weights": ratio}) is not sent
     assert judge.is_excused(0) is strained
     judge.start_round()
@@ -141,7 +141,7 @@ def test_what_the_server_sends_is_held_against_the_last_good_round(
 
 
 def test_what_is_usual_follows_slowly() -> None:
-    judge, _ = screen(1.0, usual=1.0)
+    judge, _ = checked(1.0, usual=1.0)
     for size, usual in ((9.0, PACE), (9.0, PACE**2), (0.1, PACE)):
         judge.start_round()
         judge.note_sent({"bottom weights": size})
@@ -150,7 +150,7 @@ def test_what_is_usual_follows_slowly() -> None:
 
 
 def test_who_moved_the_weights_is_suspected_before_who_has_large_features() -> None:
-    judge = value_checks.Screen(updates_limited=True)
+    judge = value_checks.SizeChecks(updates_limited=True)
     for client, (update, feature) in enumerate([(0.01, 9.0), (0.01, 1.0), (8.0, 1.0)]):
         judge.note_answer(client, {"bottom update": update, "student": feature})
     assert judge.outliers() == {} and judge.suspect([]) == 2 and judge.suspect([2]) == 0
@@ -162,7 +162,7 @@ def test_an_update_is_too_long_only_if_it_changes_the_weights_much(
 ) -> None:
     """Where the others found no confident label, an honest update is many times theirs."""
     sent = {"w": torch.ones(4), "bn.running_var": torch.ones(4), "n": torch.tensor(3)}
-    judge = value_checks.Screen()
+    judge = value_checks.SizeChecks()
     for client, far in enumerate((0.001, 0.001, moved)):
         state = {"w": sent["w"] * (1 + far), "bn.running_var": 90 * torch.ones(4), "n": sent["n"]}
         size = value_checks.update_size(state, sent)

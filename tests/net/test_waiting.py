@@ -115,9 +115,9 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
     pauses: list[int] = []
     monkeypatch.setattr(waiting, "repeat_delay", lambda aborted: pauses.append(aborted) or 0.05)
     with network(tiny(2, network={"quorum": 2})) as net:
-        screen = net.fleet._questions.screen
-        screen.usual = {"student": 1.0, "teacher": 1.0}
-        monkeypatch.setattr(screen, "is_excused", lambda client: True)
+        size_checks = net.fleet._questions.size_checks
+        size_checks.usual = {"student": 1.0, "teacher": 1.0}
+        monkeypatch.setattr(size_checks, "is_excused", lambda client: True)
         net.join_all()
         trained = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
         trained.start()

@@ -254,12 +254,17 @@ class NetworkFleet:
     # --- lasting and ending ----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"roster": self.roster.state_dict(), "usual": dict(self._questions.screen.usual)}
+        return {
+            "roster": self.roster.state_dict(),
+            "usual": dict(self._questions.size_checks.usual),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "roster" in state:
             self.roster.load_state_dict(state["roster"])
-        self._questions.screen.usual = dict(state.get("usual", {}))  # older checkpoints have none
+        self._questions.size_checks.usual = dict(
+            state.get("usual", {})
+        )  # older checkpoints have none
 
     def close(self, finished: bool) -> None:
         """Say goodbye. Clients of a finished run end; others wait for the server to come back."""

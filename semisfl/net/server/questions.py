@@ -20,7 +20,7 @@ from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.session import Session
 from semisfl.net.server.value_checks import (
-    Screen,
+    SizeChecks,
     impossible,
     miscounted,
     ranges,
@@ -44,7 +44,7 @@ Take = Callable[[int, Frame], None]
 
 
 @dataclass
-class Parcel:
+class Outgoing:
     """Hold the bytes sent to a client; counted once, when all of them were sent."""
 
     client: int
@@ -58,12 +58,12 @@ class Awaited:
 
     session: Session
     ticket: int
-    parcel: Parcel
+    outgoing: Outgoing
     due: Due
 
 
 @dataclass
-class Pace:
+class AnswerTimes:
     """Hold how long a client needed for its answers of this round, and how long their bytes may take alone."""
 
     seconds: float = 0.0
@@ -74,15 +74,15 @@ class Questions:
     """Ask at most one question per client at a time. Only the thread that trains uses this."""
 
     def __init__(self, context: ServerContext, listener: Listener) -> None:
-        self.screen = Screen(updates_limited=context.config.robust.aggregate != "mean")
+        self.size_checks = SizeChecks(updates_limited=context.config.robust.aggregate != "mean")
         self._context, self._listener = context, listener
-        self._crossed: deque[Parcel] = deque()
+        self._all_sent: deque[Outgoing] = deque()
         self._awaited: dict[int, Awaited] = {}
         self.left_out: set[int] = set()
         """The clients that were asked in this round and are left out of it."""
         self.too_slow: set[int] = set()
         """Those of them that all others waited for, or would have in every step."""
-        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
+        self._times: defaultdict[int, AnswerTimes] = defaultdict(AnswerTimes)
         self._began_with: dict[int, Session | None] = {}
 
     def __len__(self) -> int:
@@ -97,9 +97,9 @@ class Questions:
         self._awaited.clear()
         self.left_out.clear()
         self.too_slow.clear()
-        self._paces.clear()
+        self._times.clear()
         self._began_with.clear()
-        self.screen.start_round()
+        self.size_checks.start_round()
 
     def ask(self, client: int, frame: Parts, crossing: Mapping[Kind, int], due: Due) -> None:
         """Send ``frame`` to ``client`` and await what is ``due``; leave out an absent client."""
@@ -109,17 +109,17 @@ class Questions:
         if session is None or self._began_with.setdefault(client, session) is not session:
             self._leave_out(client, "it is not here")
             return
-        parcel = Parcel(client, crossing)
+        outgoing = Outgoing(client, crossing)
         ticket = session.ask(
             frame,
             max(schema.limit for schema in due.frames.values()),
-            lambda: self._crossed.append(parcel),
+            lambda: self._all_sent.append(outgoing),
             copy=len(frame) > 1 or not isinstance(frame[0], bytes),
             deadline=self._context.config.network.deadline,
             steps=due.steps,
         )
-        self._awaited[client] = Awaited(session, ticket, parcel, due)
-        self._paces[client].transfer += session.patience.size / chunks.LOWEST_RATE
+        self._awaited[client] = Awaited(session, ticket, outgoing, due)
+        self._times[client].transfer += session.patience.size / chunks.LOWEST_RATE
 
     def collect(self, kind: Kind, take: Take) -> set[int]:
         """Pass each answer to ``take`` as it arrives, until no client is awaited any more.
@@ -149,13 +149,13 @@ class Questions:
             elif ticket == item.ticket:
                 self._answered(item, data, kind, take)
             self._leave_out_overdue()
-        while self._crossed:
-            self._count(self._crossed.popleft())
+        while self._all_sent:
+            self._count(self._all_sent.popleft())
         return self.refuse_outliers()
 
     def refuse_outliers(self) -> set[int]:
         """Leave out the clients whose values stand out, and return them."""
-        outliers = self.screen.outliers()
+        outliers = self.size_checks.outliers()
         for client, reason in outliers.items():
             self._refuse_values(client, reason)
         return set(outliers)
@@ -180,7 +180,7 @@ class Questions:
                 for name, value in result.numbers.items()
                 if name.startswith("loss")
             }
-            self.screen.note_answer(result.client, moved | losses)
+            self.size_checks.note_answer(result.client, moved | losses)
         return refused | self.refuse_outliers()
 
     def give_up(self) -> None:
@@ -203,7 +203,7 @@ class Questions:
     def _others(self) -> list[float]:
         """Return the seconds of the clients that owe no answer now; none if they are under half of all, or under two."""
         others = [
-            self._paces[client].seconds for client in self._paces.keys() - self._awaited.keys()
+            self._times[client].seconds for client in self._times.keys() - self._awaited.keys()
         ]
         return others if len(others) >= max(2, len(self._awaited)) else []
 
@@ -218,9 +218,9 @@ class Questions:
             return
         usual = statistics.median(others)
         for client, item in list(self._awaited.items()):
-            deadline, pace = item.session.patience.deadline, self._paces[client]
+            deadline, times = item.session.patience.deadline, self._times[client]
             seconds = self._took(client, now)
-            if seconds > deadline + SLOWEST * usual + pace.transfer:
+            if seconds > deadline + SLOWEST * usual + times.transfer:
                 item.session.abandon(TOO_SLOW)
                 self.too_slow.add(client)
                 reason = f"its answers of this round took {seconds:.3g} s, the median client's {usual:.3g} s"
@@ -228,11 +228,11 @@ class Questions:
 
     def _took(self, client: int, now: float) -> float:
         """Return the seconds of an awaited client's answers of this round, with the one that it owes."""
-        return self._paces[client].seconds + now - self._awaited[client].session.patience.asked_at
+        return self._times[client].seconds + now - self._awaited[client].session.patience.asked_at
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._awaited.pop(client, None)
-        self._paces.pop(client, None)
+        self._times.pop(client, None)
         self.left_out.add(client)
         name = self.name(client)
         log.warning("%s is left out of this round: %s", name, reason)
@@ -242,10 +242,10 @@ class Questions:
         """Hand an answer on if it may be used. Its client is no longer awaited either way."""
         client = item.session.client
         self._awaited.pop(client)
-        self._paces[client].seconds += time.monotonic() - item.session.patience.asked_at
+        self._times[client].seconds += time.monotonic() - item.session.patience.asked_at
         try:
             frame = self._frame(item.due, data, kind)
-            self._count(item.parcel)
+            self._count(item.outgoing)
             if frame.kind == "refusal":
                 reason = refused_by_policy(frame.fields["reason"]).reason
                 self._leave_out(client, reason)
@@ -265,7 +265,9 @@ class Questions:
                 return
             take(client, frame)
             policy = item.session.policy
-            self.screen.note_answer(client, sizes(extremes, policy.noise * (policy.clip or 0.0)))
+            self.size_checks.note_answer(
+                client, sizes(extremes, policy.noise * (policy.clip or 0.0))
+            )
         except WireError as error:
             self._leave_out(client, str(error))
             self._listener.penalties.offend(item.session, str(error))
@@ -284,14 +286,14 @@ class Questions:
         """Leave the client out; it gets no strike if the server's own values may be the cause."""
         self._leave_out(client, fault)
         self._context.held_back.note(client, fault)
-        if self.screen.is_excused(client):
+        if self.size_checks.is_excused(client):
             log.warning("values of the server or of others may be the cause: this is not a strike")
         else:
             self._listener.penalties.strike(self.name(client), fault)
 
-    def _count(self, parcel: Parcel) -> None:
+    def _count(self, outgoing: Outgoing) -> None:
         """Count a question's bytes once: an answer proves that the question has arrived."""
-        if not parcel.counted:
-            parcel.counted = True
-            for kind, size in parcel.sizes.items():
-                self._context.traffic.add(kind, "down", parcel.client, size)
+        if not outgoing.counted:
+            outgoing.counted = True
+            for kind, size in outgoing.sizes.items():
+                self._context.traffic.add(kind, "down", outgoing.client, size)

@@ -44,7 +44,7 @@ class Trials:
     def __init__(
         self, questions: Questions, roster: Roster, listener: Listener, quorum: int
     ) -> None:
-        self._screen, self._name = questions.screen, questions.name
+        self._size_checks, self._name = questions.size_checks, questions.name
         self._roster, self._listener, self._quorum = roster, listener, quorum
         # By name: once a device is removed, another may have its place.
         self._accused: list[str] = []
@@ -90,7 +90,7 @@ class Trials:
             if suspect is None:
                 self._accused.clear()
             return suspect
-        self._screen.remember()
+        self._size_checks.remember()
         self._passed_over = {n: left - 1 for n, left in self._passed_over.items() if left > 1}
         if self._accused:
             # The round was bad with this client and good without it.
@@ -104,7 +104,7 @@ class Trials:
         """Abort before sending abnormal values, and retry without the likely cause."""
         extremes = ranges(sent)
         fault = impossible(sent, extremes)
-        if not self._screen.note_sent(sizes(extremes)):
+        if not self._size_checks.note_sent(sizes(extremes)):
             return
         suspect = self._accuse()
         if suspect is None and fault is None:
@@ -116,7 +116,7 @@ class Trials:
 
     def _accuse(self) -> str | None:
         """Exclude the most suspicious client from the retry and return its name, or None."""
-        suspect = self._screen.suspect(self._places(self._accused))
+        suspect = self._size_checks.suspect(self._places(self._accused))
         if suspect is None:
             return None
         name = self._name(suspect)

@@ -120,48 +120,48 @@ def miscounted(state: State, sent: State) -> str | None:
     return None
 
 
-class Screen:
-    """Compare the clients of a round with each other, and the rounds of a run."""
+class SizeChecks:
+    """Compare the sizes of a round's clients with each other and with what is usual in the run."""
 
     def __init__(self, *, updates_limited: bool = False) -> None:
         """Take ``updates_limited``: long updates are shortened later, so no client is left out for one."""
         self._updates_limited = updates_limited
-        self._strained_by: set[int | None] = set()
+        self._unusual_from: set[int | None] = set()
         """The clients whose unusual values were sent or accepted in this round; None: the server's own."""
         self.usual: Sizes = {}
         """The sizes in good rounds; a restarted server needs them."""
         self._latest: Sizes = {}
-        self._step: dict[str, dict[int, float]] = {}
+        self._answers: dict[str, dict[int, float]] = {}
         self._ratios: dict[str, dict[int, float]] = {}
         """The largest ratio of each client in this round: of its updates, and of other values."""
 
     def start_round(self) -> None:
-        self._strained_by.clear()
+        self._unusual_from.clear()
         self._latest.clear()
-        self._step.clear()
+        self._answers.clear()
         self._ratios.clear()
 
     def is_excused(self, client: int) -> bool:
         """Return whether values of the server or of others may be why this client's are absurd."""
-        return bool(self._strained_by - {client})
+        return bool(self._unusual_from - {client})
 
     def note_sent(self, parts: Sizes) -> bool:
         """Note the sizes of what the server sends; return whether they are far from usual."""
         ratios = [_ratio(part, size, self.usual.get(part)) for part, size in parts.items()]
         self._latest |= parts
         if any(ratio >= SUSPECT for ratio in ratios):
-            self._strained_by.add(None)
+            self._unusual_from.add(None)
         return any(ratio >= OUTLIER for ratio in ratios)
 
     def note_answer(self, client: int, parts: Sizes) -> None:
         """Note the sizes of an answer, which `outliers` then compares."""
         for part, size in parts.items():
-            self._step.setdefault(part, {})[client] = size
+            self._answers.setdefault(part, {})[client] = size
 
     def outliers(self) -> dict[int, str]:
         """Return the clients noted since the last call whose values must not be used, with the reason."""
         reasons: dict[int, str] = {}
-        for part, by_client in self._step.items():
+        for part, by_client in self._answers.items():
             median = statistics.median_low(by_client.values())
             yardstick = median if len(by_client) > 2 else self.usual.get(part)
             if yardstick is not None and len(by_client) == 2 and _kind(part) == "values":
@@ -181,11 +181,11 @@ class Screen:
                     ratios = self._ratios.setdefault(_kind(part), {})
                     ratios[client] = max(ratio, ratios.get(client, 0.0))
                     if ratio >= SUSPECT:
-                        self._strained_by.add(client)
+                        self._unusual_from.add(client)
             # One of two could otherwise make the other's values unusual by tiny ones of its own.
             if len(by_client) != 2 or _ratio(part, max(by_client.values()), median) < SUSPECT:
                 self._latest[part] = median
-        self._step.clear()
+        self._answers.clear()
         return reasons
 
     def suspect(self, others: Collection[int]) -> int | None:
