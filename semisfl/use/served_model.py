@@ -14,8 +14,8 @@ from semisfl.models.memory import FP32, footprint
 from semisfl.models.shapes import MAX_OUTPUT, Placed, Shape
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.lines import plain
-from semisfl.net.client.shown_terms import image_line, layer_lines, printable
-from semisfl.net.headers import WireError
+from semisfl.net.client.shown_terms import image_line, layer_lines
+from semisfl.net.headers import WireError, printable
 from semisfl.net.ranges import Range, check, check_images
 from semisfl.net.terms import placed_model
 from semisfl.settings.counts import counted
@@ -123,7 +123,7 @@ class ServedModel:
 
 def text_of_model(model: ServedModel) -> str:
     """Return the model as lines of printable text."""
-    return printable(_lines(model))
+    return "\n".join(map(printable, _lines(model)))
 
 
 def _lines(model: ServedModel) -> Iterator[str]:

@@ -5,6 +5,8 @@ import threading
 import time
 from collections import Counter
 
+from semisfl.net.headers import printable
+
 LONGEST = 280
 """Characters of a line."""
 LINES, SECONDS = 60, 60.0
@@ -19,7 +21,7 @@ def plain(text: str, longest: int = LONGEST) -> str:
     if len(text) > longest:
         end = longest // 3
         text = text[: longest - end - 1] + "…" + text[-end:]
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 class Brief(logging.Filter):

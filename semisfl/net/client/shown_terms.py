@@ -1,11 +1,12 @@
 """Show an owner what a run would compute on their device and send from it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from semisfl.fleet.codec import codec_named
 from semisfl.models.shapes import Placed, Shape
 from semisfl.net.client.agreement import most_begun
+from semisfl.net.headers import printable
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
 from semisfl.settings.counts import counted
@@ -15,12 +16,8 @@ UNNAMED = {"kind", "name", "body", "shortcut"}
 
 def text_of_terms(terms: Terms) -> str:
     """Return the terms as lines of printable text; raise `WireError` for a model that cannot be built."""
-    return printable([*_about_run(terms), *_about_model(terms), *_about_sending(terms)])
-
-
-def printable(lines: Iterable[str]) -> str:
-    """Return the lines as one text without control characters."""
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+    lines = [*_about_run(terms), *_about_model(terms), *_about_sending(terms)]
+    return "\n".join(map(printable, lines))
 
 
 def _about_run(terms: Terms) -> Iterator[str]:

@@ -12,6 +12,7 @@ import grpc.aio
 
 from semisfl.fleet.consent import objections
 from semisfl.net.frames import PROTOCOL
+from semisfl.net.headers import printable
 from semisfl.net.messages import BY_POLICY, Schemas
 from semisfl.net.server.roster import Roster
 from semisfl.net.terms import Terms
@@ -109,8 +110,7 @@ def refused_by_policy(reason: str) -> Refused:
 
 def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:
     """Return a client's text for a log: one line of printable ASCII, not too long."""
-    plain = text[:longest].encode("ascii", "replace").decode()
-    return "".join(letter if letter.isprintable() else "?" for letter in plain)
+    return printable(text[:longest].encode("ascii", "replace").decode())
 
 
 def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
