@@ -278,10 +278,18 @@ def test_a_state_that_would_come_back_changed_is_refused_in_the_first_round(
 
 
 def test_a_broken_package_does_not_take_the_others_down(
-    other: Path, install: Install, caplog: pytest.LogCaptureFixture
+    other: Path, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(other, {"semisfl.methods": {"bad": "broken:Mine", "semisfl": "other:FINE"}})
-    assert "bad" not in lookup.methods() and "bad is left out: " in caplog.text
+    groups = ("methods", "data", "codecs", "aggregates", "sinks")
+    points: dict[str, dict[str, str]] = {
+        f"semisfl.{group}": {"bad": "broken:Mine"} for group in groups
+    }
+    install(other, points | {"semisfl.methods": {"bad": "broken:Mine", "semisfl": "other:FINE"}})
+    assert main(["list", "--json"]) == 0
+    printed = capsys.readouterr()
+    listed = json.loads(printed.out)
+    assert not any(one["name"] == "bad" for group in groups for one in listed[group])
+    assert printed.err.count("bad is left out: ") == len(groups)
     assert lookup.method("semisfl").title == "SemiSFL", "a name of ours stays ours"
     with pytest.raises(ConfigError, match="cannot be imported"):
         config.parse({"method": "bad"})

@@ -19,25 +19,16 @@ def list_(json_: Json = False) -> None:
     from semisfl.settings import lookup
     from semisfl.settings.presets import PRESETS, VARIANTS
 
+    methods = [_named(entry, "title", "summary", "note") for entry in lookup.methods().values()]
     known: dict[str, list[dict[str, Any]]] = {
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
-        "methods": [
-            {"name": name, "title": row.title, "summary": row.summary, "note": row.note}
-            for name, row in lookup.methods().items()
-        ],
+        "methods": methods,
         "models": _models(),
-        "data": [
-            {"name": name, "summary": row.summary} for name, row in lookup.data_sets().items()
-        ],
-        "codecs": [
-            {"name": name, "summary": lookup.codec(name).summary} for name in lookup.codec_names()
-        ],
-        "aggregates": [
-            {"name": name, "summary": lookup.aggregate(name).summary}
-            for name in lookup.aggregate_names()
-        ],
-        "sinks": [{"name": name, "summary": row.summary} for name, row in lookup.sinks().items()],
+        "data": [_named(entry, "summary") for entry in lookup.data_sets().values()],
+        "codecs": [_named(entry, "summary") for entry in lookup.codecs().values()],
+        "aggregates": [_named(entry, "summary") for entry in lookup.aggregates().values()],
+        "sinks": [_named(entry, "summary") for entry in lookup.sinks().values()],
     }
     if json_:
         print(json.dumps(known))
@@ -56,6 +47,11 @@ def list_(json_: Json = False) -> None:
     _print("sinks: --set 'sinks=[\"NAME\"]'", ("name", "summary"), known["sinks"])
 
 
+def _named(entry: Any, *fields: str) -> dict[str, Any]:
+    """Return the name of a catalog entry and some of its fields."""
+    return {field: getattr(entry, field) for field in ("name", *fields)}
+
+
 def _first_line(name: str, function: Any) -> dict[str, Any]:
     return {"name": name, "summary": (function.__doc__ or "").strip().partition("\n")[0]}
 
@@ -69,15 +65,15 @@ def _models() -> list[dict[str, Any]]:
     described = []
     for name, model in MODELS.items():
         layers = place(model.table(), model.shape, model.classes)
-        cut = next(i for i, row in enumerate(layers) if isinstance(row.layer, Flatten))
+        cut = next(i for i, one in enumerate(layers) if isinstance(one.layer, Flatten))
         described.append(
             {
                 "name": name,
                 "input": "x".join(map(str, model.shape)),
                 "classes": model.classes,
                 "features": math.prod(layers[cut].takes),
-                "bottom": sum(row.parameters for row in layers[:cut]),
-                "top": sum(row.parameters for row in layers[cut:]),
+                "bottom": sum(one.parameters for one in layers[:cut]),
+                "top": sum(one.parameters for one in layers[cut:]),
             }
         )
     return described

@@ -24,7 +24,6 @@ Entry = TypeVar("Entry", NamedMethod, NamedData, NamedCodec, NamedAggregate, Nam
 METHOD_NEEDS = ("round", "tested", "state_dict", "load_state_dict")
 WORK_NEEDS = ("name", "answers", "start", "step", "finish")
 SINK_NEEDS = ("start", "write", "close")
-OLD_SINK_NEEDS = ("start", "row", "close")
 
 
 # --- methods ------------------------------------------------------------------------------------
@@ -163,6 +162,10 @@ def data_set(name: str) -> NamedData | None:
     return _entry(name, catalog.DATA, "semisfl.data", NamedData)
 
 
+def codecs() -> dict[str, NamedCodec]:
+    return _entries(catalog.CODECS, "semisfl.codecs", NamedCodec)
+
+
 def codec_names() -> list[str]:
     return [*catalog.CODECS, *_points("semisfl.codecs", catalog.CODECS)]
 
@@ -171,6 +174,10 @@ def codec(name: str) -> NamedCodec:
     if (entry := _entry(name, catalog.CODECS, "semisfl.codecs", NamedCodec)) is not None:
         return entry
     raise ConfigError(f"codec = {name!r} is not known; use one of {', '.join(codec_names())}")
+
+
+def aggregates() -> dict[str, NamedAggregate]:
+    return _entries(catalog.AGGREGATES, "semisfl.aggregates", NamedAggregate)
 
 
 def aggregate_names() -> list[str]:
@@ -215,8 +222,7 @@ def sink(name: str) -> Any:
     entry = _entry(name, catalog.SINKS, "semisfl.sinks", NamedSink)
     try:
         code = entry.code if entry else check_sink(name)
-        needed = OLD_SINK_NEEDS if hasattr(load(code), "row") else SINK_NEEDS
-        return _having(needed, code, "sink")()
+        return _having(SINK_NEEDS, code, "sink")()
     except ConfigError as error:
         if entry is not None and entry.extra is not None:
             raise ConfigError(

@@ -17,6 +17,16 @@ from tests import toy
 from tests.toy import own
 
 
+class Old:
+    """A sink as version 0.1.0 had it."""
+
+    def start(self, run: object) -> None: ...
+
+    def row(self, row: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(folder)).Reload()
     return [(event.step, event.value) for event in events.Scalars(tag)]
@@ -56,6 +66,7 @@ def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
         ("nowhere.module:Sink", "nowhere.module cannot be imported .*install its package"),
         ("json:dumps", "json:dumps is no sink: it lacks start, write, close"),
         ("json:Sink", "json has no 'Sink'"),
+        ("tests.runs.test_named_sinks:Old", "Old is no sink: it lacks write"),
     ],
 )
 def test_a_wrong_sink_is_refused_before_the_run_begins(
