@@ -40,7 +40,7 @@ def of_run(path: Path, device: str, public: str | None) -> Scene:
     try:
         data, partition = load_data(config)
         experiment = assemble(config, data, partition, device=device, resumed=last[1])
-        before = last[1].get("model", {}).get("description", {})
+        before = last[1]["model"]["description"]
         check_images(before, experiment.description.as_dict(), may_grow=False)
     except ValueError as error:
         raise ConfigError(

@@ -100,8 +100,7 @@ class Experiment:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.undo_round(state)
-        # Old checkpoints have no state of the fleet.
-        self.fleet.load_state_dict(state.get("fleet", {}))
+        self.fleet.load_state_dict(state["fleet"])
 
     def undo_round(self, before: Mapping[str, Any]) -> None:
         """Restore the state ``before`` a round; clients that connected since stay."""

@@ -177,14 +177,12 @@ def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow:
     ``may_grow``: only other classes and shapes are refused, and other images to judge rounds on warned of.
     Older checkpoints have no digests, or some.
     """
-    if tuple(before.get("classes", now["classes"])) != now["classes"]:
+    if tuple(before["classes"]) != now["classes"]:
         raise ConfigError(
             f"the run began with the classes {', '.join(before['classes'])}, and the images now "
             f"have {', '.join(now['classes'])}; continue it with the images it had"
         )
-    then, today = (
-        " x ".join(map(str, about.get("shape", now["shape"]))) for about in (before, now)
-    )
+    then, today = (" x ".join(map(str, about["shape"])) for about in (before, now))
     if then != today:
         raise ConfigError(
             f"the run began with images of {then} (channels, height, width), and they are {today} now: "
@@ -210,7 +208,7 @@ def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow:
                 trained if now["judged_on"] == "validation" else "",
             )
     for key, kind in (("labeled", "labelled"), ("tested_on", "test")):
-        if before.get(key, now[key]) != now[key]:
+        if before[key] != now[key]:
             log.warning(
                 "the run began with %d %s images and goes on with %d", before[key], kind, now[key]
             )

@@ -176,7 +176,7 @@ def go_on(
         run = Run(experiment, directory, sinks)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if state is not None:
-            before = state.get("model", {}).get("description", {})
+            before = state["model"]["description"]
             may_grow = config.fleet.kind == "network"
             check_images(before, experiment.description.as_dict(), may_grow=may_grow)
             run.continue_from(state)

@@ -115,31 +115,11 @@ def find(path: Path) -> Path:
 
 
 def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:
-    model = state.get("model") or _of_an_older_run(file, state)
     try:
+        model = state["model"]
         described, weights = Description.of(model["description"]), model["weights"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{file} does not describe its model: {error!r}") from error
     # A file of one half holds the digest of the whole model.
     content = {"classes": list(described.classes), "weights": weights}
     return described, weights, model.get("digest") or checkpoint.digest(content)
-
-
-def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Return what older checkpoints lack from the run directory they lie in: configuration and data."""
-    from semisfl.runs.directory import RunDirectory
-    from semisfl.runs.experiment import assemble
-
-    try:
-        config = RunDirectory.open(file.parent).config()
-        if config.fleet.kind == "network":
-            raise ValueError("it was a run over the network")
-        experiment = assemble(config, device="cpu", resumed=state)
-        experiment.load_state_dict(state)
-    except (ValueError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{file} was written by a version that did not put classes and normalisation into it, and its "
-            f"run cannot be put together again ({reason}); train it anew"
-        ) from error
-    return experiment.model_state(None)

@@ -301,22 +301,6 @@ def test_the_share_of_labels_follows_clients_that_join_later(tmp_path: Path) -> 
         assert share(net) == pytest.approx(8 / 56)
 
 
-def test_checkpoints_of_before_fleets_had_a_state_still_load(tmp_path: Path) -> None:
-    data, partition = toy_data(2)
-    means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
-    config = tiny(2, rounds=3, runtime={"checkpoint_every": 1})
-    uninterrupted = train(config, out=tmp_path / "whole", **means)
-    train(config, out=tmp_path / "old", **means)
-    file = tmp_path / "old" / "previous.safetensors"
-    state = checkpoint.read(file)
-    assert state.pop("fleet") == {} and state["round"] < 3
-    checkpoint.write(file, state)
-    again = resume(file, **means)
-    assert [row["loss_supervised"] for row in again.rounds] == [
-        row["loss_supervised"] for row in uninterrupted.rounds
-    ]
-
-
 # --- threads -------------------------------------------------------------------------------------
 
 
