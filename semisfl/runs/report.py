@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -132,19 +132,5 @@ def _to_target(group: Group, target: float) -> ToTarget:
 
 def as_json(summary: Summary) -> dict[str, Any]:
     """Return the summary as plain values."""
-    to_target = summary.to_target
-    return {
-        "label": summary.label,
-        "method": summary.method,
-        "judged_on": summary.judged_on,
-        "accuracy": vars(summary.accuracy),
-        "best": vars(summary.best),
-        "test": vars(summary.test) if summary.test is not None else None,
-        "rounds": summary.rounds,
-        "bytes": summary.bytes,
-        "seconds": summary.seconds,
-        "to_target": vars(to_target) if to_target is not None else None,
-        "runs": [str(path) for path in summary.runs],
-        "left_out": [str(path) for path in summary.left_out],
-        "remark": summary.remark,
-    }
+    paths = {"runs": summary.runs, "left_out": summary.left_out}
+    return asdict(summary) | {key: [str(path) for path in value] for key, value in paths.items()}
