@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class NamedMethod:
-    """One way to train. ``code`` is its class; what a class needs: `semisfl.methods.base.Method`."""
+    """A method. `semisfl.methods.base.Method` says what the class ``code`` must have."""
 
     name: str
     code: str
@@ -15,13 +15,14 @@ class NamedMethod:
     note: str = ""
     """Names reconstructions and our own choices; shown wherever the method's numbers are."""
     section: str | None = None
-    """Where its settings stand in a configuration; methods may share one."""
+    """The configuration's section with its settings; methods may share one."""
     settings: str | None = None
-    """Their class, a `semisfl.settings.sections.Section`, in a module that loads no torch."""
+    """The class of its settings, a `semisfl.settings.sections.Section`, in a module that loads no torch."""
     labeled_view: str = "weak"
-    """How it shows labelled images where ``server.labeled_view`` is none."""
+    """Augmentation of labelled images if ``server.labeled_view`` is none."""
     metrics: str | None = None
-    """A class derived from `semisfl.metrics.MethodMetrics`, in a module that loads no torch: what only this method reports."""
+    """The class of the metrics that only this method reports, derived from `semisfl.metrics.MethodMetrics`,
+    in a module that loads no torch."""
     works: tuple[str, ...] = ()
     """Classes of its client halves, for clients that live in processes of their own."""
     cost: str | None = None
@@ -30,7 +31,7 @@ class NamedMethod:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedData:
-    """A data set: how it is shown to a model, and where it is kept."""
+    """A data set: the shape and normalisation of its images, and where they are."""
 
     name: str
     summary: str
@@ -39,20 +40,20 @@ class NamedData:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     images: int | None = None
-    """For training, unlabelled ones included; None: not known before they are loaded."""
+    """Number of training images, unlabelled ones included; None: not known before they are loaded."""
     size: int | None = None
-    """Images are brought to this side; None: they are of one size already."""
+    """Images are resized to this side; None: they have one size already."""
     file: str | None = None
     """A packed file within a package, ``package:file.npz``."""
     repository: str | None = None
-    """On the Hugging Face hub, for what is neither in a package nor in ``$SEMISFL_DATA``."""
+    """A repository on the Hugging Face hub, used if the set is neither in a package nor in ``$SEMISFL_DATA``."""
     subset: str | None = None
     """The hub's name of a configuration, where a repository has several."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedCodec:
-    """One encoding of tensors for sending. ``code`` is a `semisfl.fleet.codec.Codec`."""
+    """An encoding of tensors for sending. ``code`` is a `semisfl.fleet.codec.Codec`."""
 
     name: str
     code: str
@@ -61,18 +62,18 @@ class NamedCodec:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedAggregate:
-    """One way to make one state of several clients'. ``code`` is a `semisfl.fleet.aggregate.Rule`."""
+    """A rule that combines several clients' states into one. ``code`` is a `semisfl.fleet.aggregate.Rule`."""
 
     name: str
     code: str
     summary: str
     settings: str | None = None
-    """The class of its own settings, a `semisfl.settings.sections.Section`; they stand in ``[robust.name]``."""
+    """The class of its settings, a `semisfl.settings.sections.Section`; their section is ``[robust.name]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSink:
-    """One place for a run's round metrics to go. ``code`` is a `semisfl.runs.sinks.Sink`."""
+    """A destination of a run's round metrics. ``code`` is a `semisfl.runs.sinks.Sink`."""
 
     name: str
     code: str
