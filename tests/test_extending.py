@@ -406,7 +406,10 @@ def test_an_aggregate_of_the_docs_has_settings_of_its_own(tmp_path: Path, instal
     (folder / "mypackage").mkdir(parents=True)
     (folder / "mypackage" / "__init__.py").write_text("")
     (folder / "mypackage" / "rules.py").write_text(block)
-    install(folder, {"semisfl.aggregates": {"nearest": "mypackage.rules:NEAREST"}})
+    names = dict.fromkeys(("nearest", "features"), "mypackage.rules:NEAREST")
+    install(folder, {"semisfl.aggregates": names})
+    with pytest.raises(ConfigError, match="'features' has the name of a setting; rename the rule"):
+        config.parse({"robust": {"aggregate": "features"}})
     chosen = ("robust.aggregate=nearest", "robust.nearest.kept=1", "robust.krum.attackers=0.1")
     experiment = toy.assemble("semisfl", "rounds=1", "clients.active=3", *chosen)
     (row,) = run_rounds(experiment).rounds

@@ -40,7 +40,7 @@ _RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
 
 
 class RobustConfig(Section):
-    """The fields that every run has; `robust_class` adds the section of the chosen rule."""
+    """The fields that every run has; `class_for` adds the section of the chosen rule."""
 
     def __new__(cls, **values: Any) -> "RobustConfig":
         return super().__new__(class_for(values) if cls is RobustConfig else cls)
@@ -75,16 +75,12 @@ def section_of(rule: str) -> str:
 
 
 def class_for(values: Mapping[str, Any]) -> type[RobustConfig]:
-    """Return the class with the section of the rule that ``values`` choose."""
+    """Return `RobustConfig` with the section of the rule that ``values`` choose, if it has settings."""
+    rule = str(values.get("aggregate", "mean"))
     try:
-        return robust_class(str(values.get("aggregate", "mean")))
+        settings = lookup.settings_class(lookup.aggregate(rule))
     except ConfigError:  # the field reports it, with whatever else is wrong
         return RobustConfig
-
-
-def robust_class(rule: str) -> type[RobustConfig]:
-    """Return `RobustConfig` with the section of ``rule``, if it has settings."""
-    settings = lookup.settings_class(lookup.aggregate(rule))
     if settings is None:
         return RobustConfig
     if section_of(rule) in RobustConfig.model_fields:
