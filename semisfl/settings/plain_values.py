@@ -1,6 +1,7 @@
 """Plain values of settings: from a TOML file, and from ``--set``."""
 
 import tomllib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     """Return ``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
-    result = _copy(values)
+    result = deepcopy(values)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
@@ -45,7 +46,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
-
-
-def _copy(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copy(item) if isinstance(item, dict) else item for key, item in values.items()}
