@@ -105,16 +105,16 @@ def serve(
         check_classes(data)
         if not resume:
             needs.check_server(options, data, place, device)
-        means: start.Means = {
+        arguments: start.Arguments = {
             "data": data,
             "device": device,
             "network": network,
             "stop": signals.flag,
         }
         begun = (
-            start.go_on(place, settings=settings or (), **means)
+            start.go_on(place, settings=settings or (), **arguments)
             if resume
-            else start.begin(options, out=place, **means)
+            else start.begin(options, out=place, **arguments)
         )
         with begun as run:
             fleet = run.experiment.fleet

@@ -1,4 +1,4 @@
-"""Check the types of what `train` and `resume` are given, and of torch's new numbers; leave torch's modes."""
+"""Check the arguments of `train` and `resume`, and train in torch's usual modes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,7 +18,7 @@ _THREADS: list[int] = []
 
 @contextmanager
 def usual_modes() -> Iterator[None]:
-    """Train as usual inside `torch.no_grad` and `torch.inference_mode`, on another default device and beside other runs."""
+    """Train in torch's usual modes, whatever the caller has set: with gradients, on the CPU, with all threads."""
     other = torch.get_default_device().type != "cpu"
     # A run sets one thread while its clients have a core each, and torch gives that number to every Python thread
     # that begins meanwhile.
@@ -45,10 +45,10 @@ def check_config(config: Any) -> None:
         )
 
 
-def check_means(
+def check_arguments(
     data: Any, partition: Any, device: Any, callbacks: Any, sinks: Any, observe: Any, stop: Any
 ) -> None:
-    """Raise TypeError for an argument of the wrong type, and for another default type of torch's numbers."""
+    """Raise TypeError for an argument of the wrong type, and if torch's default number type is not float32."""
     if (kind := torch.get_default_dtype()) != torch.float32:
         raise TypeError(
             f"torch's default type is {kind}, and models are trained in torch.float32; call "

@@ -17,7 +17,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.build import with_layers_of
 from semisfl.models.own import Own, is_sequential, stages_of
 from semisfl.runs import checkpoint, health, run_log
-from semisfl.runs.arguments import check_config, check_means, usual_modes
+from semisfl.runs.arguments import check_arguments, check_config, usual_modes
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
@@ -35,8 +35,8 @@ from semisfl.stopping import StopFlag
 log = logging.getLogger(__name__)
 
 
-class Means(TypedDict, total=False):
-    """The means of a run; ``data``, ``partition`` and ``model`` replace those of the configuration."""
+class Arguments(TypedDict, total=False):
+    """The arguments of a run besides its configuration; ``data``, ``partition`` and ``model`` replace what it names."""
 
     data: Dataset | None
     partition: Partition | None
@@ -90,17 +90,17 @@ class Run:
 
 @contextmanager
 def begin(
-    config: Config, *, out: Path | str | None = None, **means: Unpack[Means]
+    config: Config, *, out: Path | str | None = None, **arguments: Unpack[Arguments]
 ) -> Iterator[Run]:
     """Prepare a new run; with ``out``, create its directory there."""
     place = Path(out) if out is not None else None
     if place is not None:
         RunDirectory.check_free(place)
-    config = _where_clients_live(config, means)
-    means = _with_stages(config, means)
-    config = with_layers_of(config, means.get("model"))
+    config = _where_clients_live(config, arguments)
+    arguments = _with_stages(config, arguments)
+    config = with_layers_of(config, arguments.get("model"))
     sinks = _named_sinks(config)
-    experiment = assemble(config, **means)
+    experiment = assemble(config, **arguments)
     with ExitStack() as stack:
         run = Run(experiment, None, sinks)
         # After the clients have left: until then the fleet may write to the directory.
@@ -127,7 +127,7 @@ def go_on(
     *,
     settings: Sequence[str] = (),
     cluster: bool = False,
-    **means: Unpack[Means],
+    **arguments: Unpack[Arguments],
 ) -> Iterator[Run]:
     """Prepare the run in a directory from its latest good checkpoint; ``path`` may also name a checkpoint.
 
@@ -142,12 +142,12 @@ def go_on(
         for name in directory.config().sinks:
             check_importable(name, f"{directory.path / 'config.toml'}")
     config = directory.changed(settings)
-    if means.get("network") is not None and config.fleet.kind != "network":
+    if arguments.get("network") is not None and config.fleet.kind != "network":
         raise ConfigError(
             f"{directory.path} is a simulated run, with other images and clients; start one with devices from its "
             f"model: model.weights={directory.path / 'best.safetensors'}"
         )
-    config = _where_clients_live(config, means)
+    config = _where_clients_live(config, arguments)
     if cluster:
         config = on_ranks(config)
     elif launch() is None:
@@ -170,9 +170,9 @@ def go_on(
             # gives the same run.
             log.warning("%s has no checkpoint yet: beginning anew", directory.path)
             state = None
-        directory.warn_of_changes(means.get("device", "auto"))
+        directory.warn_of_changes(arguments.get("device", "auto"))
         sinks = _named_sinks(config)
-        experiment = assemble(config, resumed=state, **means)
+        experiment = assemble(config, resumed=state, **arguments)
         run = Run(experiment, directory, sinks)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if state is not None:
@@ -199,20 +199,20 @@ def _training_state(file: Path) -> dict[str, Any]:
     return state
 
 
-def _with_stages(config: Config, means: Means) -> Means:
-    """Return the means with the user's model as a sequence of stages; this may have to load the images."""
-    means, model = means.copy(), means.get("model")
+def _with_stages(config: Config, arguments: Arguments) -> Arguments:
+    """Return the arguments with the user's model as a sequence of stages; this may load the images."""
+    arguments, model = arguments.copy(), arguments.get("model")
     if model is None or is_sequential(model):
-        return means
-    if (data := means.get("data")) is None:
-        data, means["partition"] = load_data(config, means.get("partition"))
-        means["data"] = data
-    means["model"] = stages_of(model, data.shape)
-    return means
+        return arguments
+    if (data := arguments.get("data")) is None:
+        data, arguments["partition"] = load_data(config, arguments.get("partition"))
+        arguments["data"] = data
+    arguments["model"] = stages_of(model, data.shape)
+    return arguments
 
 
-def _where_clients_live(config: Config, means: Means) -> Config:
-    if means.get("network") is None:
+def _where_clients_live(config: Config, arguments: Arguments) -> Config:
+    if arguments.get("network") is None:
         return config
     # A round over a network is expensive: a restarted server repeats only the unfinished one.
     return config.model_copy(
@@ -250,11 +250,11 @@ def train(
     end the run.
     """
     check_config(config)
-    check_means(data, partition, device, callbacks, sinks, observe, stop)
-    means = Means(
+    check_arguments(data, partition, device, callbacks, sinks, observe, stop)
+    arguments = Arguments(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )
-    with begin(as_passed(config, data, partition), out=out, **means) as run:
+    with begin(as_passed(config, data, partition), out=out, **arguments) as run:
         return run.go(_watchers(observe, sinks), callbacks)
 
 
@@ -279,11 +279,11 @@ def resume(
     A run that met a limit continues with another: ``settings=["stop.target=none"]``. The other parameters are
     those of `train`.
     """
-    check_means(data, partition, device, callbacks, sinks, observe, stop)
-    means = Means(
+    check_arguments(data, partition, device, callbacks, sinks, observe, stop)
+    arguments = Arguments(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )
-    with go_on(path, settings=settings, **means) as run:
+    with go_on(path, settings=settings, **arguments) as run:
         return run.go(_watchers(observe, sinks), callbacks)
 
 

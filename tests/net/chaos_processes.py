@@ -104,7 +104,7 @@ def serve(place: Path, port: int, disk_full: bool, pipe: Pipe) -> None:
     experiment.FLEETS["network"], RecordingFleet.calm = RecordingFleet, calm(place)
     stop = StopFlag()
     signal.signal(signal.SIGTERM, lambda *_: stop.request())
-    means: start.Means = {
+    arguments: start.Arguments = {
         "data": sources.load(str(place / "labeled")),
         "device": "cpu",
         "stop": stop,
@@ -112,9 +112,9 @@ def serve(place: Path, port: int, disk_full: bool, pipe: Pipe) -> None:
     }
     out = place / "out"
     begun = (
-        start.go_on(out, **means)
+        start.go_on(out, **arguments)
         if (out / "config.toml").exists()
-        else start.begin(parse(read(place / "run.toml")), out=out, **means)
+        else start.begin(parse(read(place / "run.toml")), out=out, **arguments)
     )
     with begun as run:
         result = run.go()

@@ -106,7 +106,7 @@ def test_clients_that_bring_nothing_after_the_first_rounds() -> None:
     assert not warned(config, [{"accuracy": 60.0}] * 60), "a method without clients"
 
 
-def means() -> dict[str, Any]:
+def arguments() -> dict[str, Any]:
     data = toy.dataset()
     shards = toy.partition(data)
     return {"data": data, "partition": shards, "model": toy.network(), "device": "cpu"}
@@ -122,14 +122,14 @@ def test_a_run_keeps_its_warnings_and_says_each_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "run"
-    result = start.train(hopeless(), **means(), out=out)
+    result = start.train(hopeless(), **arguments(), out=out)
     (text,) = result.warnings
     assert "guessing gives 25.0 %" in text and not result.diverged
     assert caplog.text.count("guessing gives") == 1
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [("guessing" in line) for line in lines] == [False] * 9 + [True] + [False] * 2
     # It goes on beyond its limit and has nothing new to say.
-    resumed = start.resume(out, settings=["stop.patience=none"], **means())
+    resumed = start.resume(out, settings=["stop.patience=none"], **arguments())
     assert len(resumed.rounds) == 14
     assert resumed.warnings == [text] and caplog.text.count("guessing gives") == 1
 
@@ -138,7 +138,7 @@ def test_a_run_that_diverges_is_not_a_success(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = toy.values("supervised", "rounds=2", "optimizer.lr=1e30")
-    result = start.train(settings, **means(), out=tmp_path / "run")
+    result = start.train(settings, **arguments(), out=tmp_path / "run")
     assert read_run(tmp_path / "run").diverged
     assert result.diverged and "lower optimizer.lr = 1e+30" in caplog.text
     assert not all(math.isfinite(one.detach().abs().max()) for one in result.model.parameters())
@@ -148,7 +148,7 @@ def test_a_run_that_diverges_by_its_temperature_is_told_so_and_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = toy.values("semisfl", "rounds=11", "semisfl.temperature=1e-4")
-    result = start.train(settings, **means())
+    result = start.train(settings, **arguments())
     assert result.diverged and not result.warnings
     assert "raise semisfl.temperature = 0.0001, or lower optimizer.lr" in caplog.text
     assert against_divergence(toy.values("semisfl")) == "lower optimizer.lr = 0.02"

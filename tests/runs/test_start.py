@@ -345,21 +345,21 @@ def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, partition = toy_data(2)
-    means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
-    train(tiny(2, rounds=1), out=tmp_path / "run", **means)
+    arguments: start.Arguments = {"data": data, "partition": partition, "device": "cpu"}
+    train(tiny(2, rounds=1), out=tmp_path / "run", **arguments)
     file = tmp_path / "run" / "environment.json"
     environment = json.loads(file.read_text())
     assert environment["threads"] == torch.get_num_threads()
-    resume(tmp_path / "run", **means)
+    resume(tmp_path / "run", **arguments)
     assert "the run began with" not in caplog.text
     file.write_text(json.dumps({**environment, "threads": 7}))
-    resume(tmp_path / "run", **means)
+    resume(tmp_path / "run", **arguments)
     assert f"number of threads was 7 and is now {torch.get_num_threads()}" in caplog.text
     for damaged in ("", "null", "[]", "[" * 100_000, '{"threads": "many"}'):
         file.write_text(damaged)
-        resume(tmp_path / "run", **means)
+        resume(tmp_path / "run", **arguments)
     file.unlink()  # as runs of older versions
-    resume(tmp_path / "run", **means)
+    resume(tmp_path / "run", **arguments)
 
 
 # --- two on one directory ------------------------------------------------------------------------
@@ -379,8 +379,8 @@ sys.stdin.read()
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     """Killed without a word: its lock goes with it, and what it was writing is cleared away."""
     data, partition = toy_data(2)
-    means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
-    train(tiny(2, rounds=1), out=tmp_path / "run", **means)
+    arguments: start.Arguments = {"data": data, "partition": partition, "device": "cpu"}
+    train(tiny(2, rounds=1), out=tmp_path / "run", **arguments)
     (tmp_path / "run" / ".latest.safetensors.00c0ffee.tmp").write_bytes(b"half a checkpoint")
     holder = Forked(
         [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
@@ -394,12 +394,12 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         with pytest.raises(
             ValueError, match=rf"run is in use by process {holder.pid} on .*stop it"
         ):
-            resume(tmp_path / "run", **means)
+            resume(tmp_path / "run", **arguments)
         assert contents(tmp_path) == before
     finally:
         holder.kill()
         holder.wait()
-    assert not resume(tmp_path / "run", **means).stopped
+    assert not resume(tmp_path / "run", **arguments).stopped
     assert not list((tmp_path / "run").glob(".*"))
 
 
