@@ -14,7 +14,7 @@ import semisfl
 from semisfl.settings import catalog, lookup
 from semisfl.settings.config import config_class, known_keys
 from semisfl.settings.policy import parse_policy, read_policy
-from semisfl.settings.robust import robust_class
+from semisfl.settings.robust import class_for
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -112,7 +112,7 @@ def _module(name: str) -> ModuleType:
 def settings() -> set[str]:
     """Return every setting of this package's methods and aggregation rules."""
     kinds = [config_class(lookup.method(name)) for name in catalog.METHODS]
-    kinds += [config_class(None, robust_class(rule)) for rule in catalog.AGGREGATES]
+    kinds += [config_class(None, class_for({"aggregate": rule})) for rule in catalog.AGGREGATES]
     return {key for kind in kinds for key in known_keys(kind)}
 
 
