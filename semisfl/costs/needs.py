@@ -15,7 +15,6 @@ from semisfl.engine.hardware import free_memory
 from semisfl.methods.sizes import Cost
 from semisfl.models.memory import FP32, amount
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.run import FleetConfig
 
 CHECKPOINTS = 3
 """The latest, the one before it, and the next while it is written; ``best`` holds a model alone."""
@@ -111,8 +110,8 @@ def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
 
 def check_server(config: Config, data: Dataset, place: Path, device: str) -> None:
     """Do as `check` for a server whose clients bring their own images."""
-    served = config.model_copy(update={"fleet": FleetConfig(kind="network")})
-    check(served, AboutImages(data.shape, len(data.classes), 0.0), place, device)
+    images = AboutImages(data.shape, len(data.classes), 0.0)
+    check(config.in_fleet("network"), images, place, device)
 
 
 def free_on(device: str) -> int | None:

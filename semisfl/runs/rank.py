@@ -12,16 +12,12 @@ from semisfl.stopping import StopFlag
 
 def on_ranks(config: Config) -> Config:
     """Return ``config`` with the simulated clients spread over all ranks."""
-    if config.fleet.kind != "local":
-        return config
-    return config.model_copy(update={"fleet": config.fleet.model_copy(update={"kind": "cluster"})})
+    return config.in_fleet("cluster") if config.fleet.kind == "local" else config
 
 
 def in_one_process(config: Config) -> Config:
     """Return ``config`` with the simulated clients of all ranks in this process; the numbers stay the same."""
-    if config.fleet.kind != "cluster":
-        return config
-    return config.model_copy(update={"fleet": config.fleet.model_copy(update={"kind": "local"})})
+    return config.in_fleet("local") if config.fleet.kind == "cluster" else config
 
 
 class TakingPart:

@@ -215,12 +215,8 @@ def _where_clients_live(config: Config, arguments: Arguments) -> Config:
     if arguments.get("network") is None:
         return config
     # A round over a network is expensive: a restarted server repeats only the unfinished one.
-    return config.model_copy(
-        update={
-            "fleet": config.fleet.model_copy(update={"kind": "network"}),
-            "runtime": config.runtime.model_copy(update={"checkpoint_every": 1}),
-        }
-    )
+    runtime = config.runtime.model_copy(update={"checkpoint_every": 1})
+    return config.in_fleet("network").model_copy(update={"runtime": runtime})
 
 
 @usual_modes()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Set
 from functools import cache
-from typing import Annotated, Any, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -134,6 +134,10 @@ class Config(Section):
         """Return how labelled images are shown: as ``server.labeled_view`` says, or as the method does."""
         own = cast(LabeledView, lookup.method(self.method).labeled_view)
         return self.server.labeled_view or own
+
+    def in_fleet(self, kind: Literal["local", "network", "cluster"]) -> Self:
+        """Return the configuration with the clients elsewhere."""
+        return self.model_copy(update={"fleet": FleetConfig(kind=kind)})
 
     @property
     def client_rounds(self) -> int:

@@ -20,7 +20,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
-from semisfl.settings.config import ConfigError, FleetConfig, parse
+from semisfl.settings.config import ConfigError, parse
 from tests.cli.test_signals import images as images
 from tests.processes import Forked
 from tests.toy import but_for_time
@@ -157,7 +157,7 @@ def assert_as_alone(out: Path) -> None:
     """Assert that the numbers are those of one process that nobody disturbed."""
     config, alone = RunDirectory(out).config(), out.parent / "alone"
     assert config.fleet.kind == "cluster"
-    train(config.model_copy(update={"fleet": FleetConfig(kind="local")}), out=alone, device="cpu")
+    train(config.in_fleet("local"), out=alone, device="cpu")
     assert numbers(out) == numbers(alone)
 
 

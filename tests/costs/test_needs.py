@@ -14,7 +14,6 @@ from semisfl.runs.reading import read_rounds
 from semisfl.runs.start import train
 from semisfl.settings.catalog import METHODS
 from semisfl.settings.config import ConfigError, parse
-from semisfl.settings.run import FleetConfig
 from tests import toy
 from tests.cli.test_signals import images as images
 
@@ -35,7 +34,7 @@ def test_memory_is_that_of_plan_for_all_clients_and_the_server() -> None:
     rows = 4 * 24 * (3 * 1024 + sum(layer.kept for layer in cut.layers[cut.index :]))
     server = cut.memory(16, 4, 1, whole=True) + 4 * head + rows
     assert needs.needs(config, HELD).memory == server + 3 * cut.memory(8, 4, 1)
-    elsewhere = config.model_copy(update={"fleet": FleetConfig(kind="network")})
+    elsewhere = config.in_fleet("network")
     assert needs.needs(elsewhere, HELD).memory == server
 
 

@@ -179,8 +179,7 @@ class Network:
         port: int = 0,
         handshake_seconds: float = 10.0,
     ) -> None:
-        fleet = config.fleet.model_copy(update={"kind": "network"})
-        self.config = config.model_copy(update={"fleet": fleet})
+        self.config = config.in_fleet("network")
         self.data, self.partition = data, partition
         self.certificates = certificates
         self.clients: dict[int, Client] = {}

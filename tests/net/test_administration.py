@@ -336,10 +336,7 @@ def test_a_long_path_has_a_socket_too(tmp_path: Path) -> None:
 
 def test_a_fleet_may_grow_at_a_resume(tmp_path: Path) -> None:
     config = tiny(2)
-    served = config.model_copy(
-        update={"fleet": config.fleet.model_copy(update={"kind": "network"})}
-    )
-    directory = RunDirectory.create(tmp_path / "run", served)
+    directory = RunDirectory.create(tmp_path / "run", config.in_fleet("network"))
     changes = ["clients.total=4", "clients.active=3", "network.quorum=2", "network.deadline=9"]
     directory.keep_config(directory.changed(changes))
     now = RunDirectory.open(directory.path).config()
@@ -359,10 +356,7 @@ def test_a_fleet_that_grows_may_get_limits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They stay on the server, so devices go on with the terms that they accepted."""
-    config = tiny(2)
-    config = config.model_copy(
-        update={"fleet": config.fleet.model_copy(update={"kind": "network"})}
-    )
+    config = tiny(2).in_fleet("network")
     directory = RunDirectory.create(tmp_path / "run", config)
     grown = ["clients.total=3", "clients.active=3"]
     directory.keep_config(directory.changed(grown))

@@ -36,10 +36,7 @@ def test_no_confident_image_for_five_rounds(nothing: dict[str, Any]) -> None:
     assert at == 9, "the first rounds say little"
     assert "lower semifl.confidence_threshold = 0.8" in text
     assert "raise data.labeled" in text
-    network = config.model_copy(
-        update={"fleet": config.fleet.model_copy(update={"kind": "network"})}
-    )
-    ((_, (text,)),) = warned(network, [nothing] * 20).items()
+    ((_, (text,)),) = warned(config.in_fleet("network"), [nothing] * 20).items()
     assert "add labelled images to --labeled" in text and "data.labeled" not in text
     assert list(warned(config, [some] * 12 + [nothing] * 5)) == [16]
     assert not warned(config, ([nothing] * 4 + [some]) * 6)
