@@ -177,7 +177,7 @@ def as_json(plan: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]
     }
 
 
-def tell_server(config: "Config", held: "AboutImages", world: "World", as_json: bool) -> None:
+def print_server(config: "Config", held: "AboutImages", world: "World", as_json: bool) -> None:
     """Print what a server of ``clients.total`` devices needs, of which ``clients.active`` take part in a round."""
     from semisfl.costs import plan
     from semisfl.costs.server_size import Work, size_server
@@ -199,10 +199,10 @@ def tell_server(config: "Config", held: "AboutImages", world: "World", as_json: 
         values = {"memory": size.memory, "round_seconds": size.round_seconds}
         print(json.dumps({"method": line.method, "cut": line.cut, **asdict(size), **values}))
         return
-    _print_server(size, f"{line.title}, {config.model.name} at cut {line.cut}")
+    _print_size(size, f"{line.title}, {config.model.name} at cut {line.cut}")
 
 
-def _print_server(size: "ServerSize", title: str) -> None:
+def _print_size(size: "ServerSize", title: str) -> None:
     from semisfl.costs.server_size import ALONE, CONNECTED
 
     amount = console.amount

@@ -90,7 +90,7 @@ def plan(
     held = about_images.planned(config)
     world = world_of(uplink, downlink, latency, profile, config.seed)
     if devices is not None:
-        plan_report.tell_server(_crowd(values, devices, active), held, world, json_)
+        plan_report.print_server(_crowd(values, devices, active), held, world, json_)
         return
     if active is not None:
         raise ValueError(

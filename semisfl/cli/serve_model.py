@@ -22,7 +22,7 @@ from semisfl.cli.options import (
     require_certs,
     show_log,
 )
-from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, tell_predictions
+from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, print_predictions
 from semisfl.settings.counts import counted
 
 LOOK_SECONDS = 0.2
@@ -130,7 +130,7 @@ def classify(
             line = how_to_accept(breach, "classify", address, certs, policy)
         console.say(line, "error")
         raise typer.Exit(EXIT_CODES["policy"]) from breach
-    tell_predictions(predictions, top, as_json=json_, as_csv=csv_)
+    print_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
 
 COMMANDS = {"serve-model": serve_model, "classify": classify}

@@ -8,7 +8,7 @@ import typer
 from semisfl.cli import console, signals
 from semisfl.fleet.cluster.ranks import Launch, RankLost
 from semisfl.runs.compare import Job
-from semisfl.runs.rank import TakingPart, on_ranks
+from semisfl.runs.rank import OtherRank, on_ranks
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag, Stopped
 
@@ -33,7 +33,7 @@ def take_part(launch: Launch, device: str) -> None:
     try:
         # A signal ends this process until all ranks have met: that wait ignores signals.
         signals.end_at_once()
-        rank = TakingPart(launch, device, stop)
+        rank = OtherRank(launch, device, stop)
         with signals.noted(stop):
             rank.serve()
     except Stopped:

@@ -60,10 +60,10 @@ def predict(
     if not any(place.exists() for place in images):
         raise ValueError(f"{images[0]} does not exist; name image files, or folders of them")
     predictions = open_model(run, device).predict(images)
-    tell_predictions(predictions, top, as_json=json_, as_csv=csv_)
+    print_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
 
-def tell_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_csv: bool) -> None:
+def print_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_csv: bool) -> None:
     """Print predictions on stdout and unreadable images on stderr; raise if none could be read."""
     if as_json and as_csv:
         raise ValueError("--json and --csv cannot be combined; choose one")

@@ -143,7 +143,7 @@ class RoundMetrics(MethodMetrics):
         }
         return cls(**{key: getattr(reported, key) for key in shared}, own=own, **values)
 
-    def longer(self, seconds: float) -> Self:
+    def with_test(self, seconds: float) -> Self:
         """Return the metrics with the seconds of a test added."""
         return replace(
             self,

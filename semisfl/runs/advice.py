@@ -14,7 +14,7 @@ DIVERGED = 4
 ROUNDS = 5
 """Rounds in a row without a confident image, and rounds over which losses are averaged."""
 FEWEST = 10
-"""Accuracies and labels are judged after a tenth of the rounds, but never before so many."""
+"""Accuracies and labels are judged after a tenth of the rounds, but not before this many."""
 BETTER_THAN_CHANCE = 1.2
 """An accuracy up to this multiple of chance is no better than guessing."""
 RISE = 2.0
@@ -46,7 +46,7 @@ class Advice:
         self._warned: set[str] = set()
 
     def after(self, metrics: RoundMetrics) -> list[str]:
-        """Return the warnings that are new with this round; what a diverged one shows has another reason."""
+        """Return the new warnings of this round; a diverged round has none, as divergence explains it."""
         if metrics.diverged:
             return []
         self._look(metrics)

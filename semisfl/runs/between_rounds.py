@@ -25,8 +25,8 @@ from semisfl.settings.counts import counted
 log = logging.getLogger(__name__)
 
 FAILURES = 3
-"""So many failures in a row, and the run goes back to the last good state; so many returns to the same
-state, and it ends."""
+"""After this many failures in a row the run goes back to its last good state; after this many returns to it the
+run ends."""
 
 
 class Diverged(ValueError):
@@ -53,7 +53,7 @@ class Rounds:
         """The highest value of the measure that `runtime.best_by` names, of good rounds."""
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
         self._advice = Advice(experiment.config, len(experiment.description.classes))
-        for line in self._history:  # what they showed was said then
+        for line in self._history:  # their warnings were logged then
             self._advice.after(RoundMetrics.from_dict(line))
         self._health, self._good = health, True
         self._before: dict[str, Any] = {}
@@ -172,13 +172,13 @@ class Rounds:
             macro_f1=judged.macro_f1,
             recall_by_class=judged.recall,
         )
-        return tested.longer(time.perf_counter() - begun)
+        return tested.with_test(time.perf_counter() - begun)
 
     def _tested(self, metrics: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()
         judged = next(iter(self._experiment.test().values()))
         tested = replace(metrics, test_accuracy=judged.accuracy)
-        return tested.longer(time.perf_counter() - begun)
+        return tested.with_test(time.perf_counter() - begun)
 
     def keep(self, metrics: RoundMetrics) -> list[Path]:
         """Record a finished round and return the checkpoints written, which are of good states only."""

@@ -1,4 +1,4 @@
-"""Callbacks: what the caller of `train` does during a run, and how it ends the run early."""
+"""Callbacks: methods of the caller of `train` that are called during a run and may end it early."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

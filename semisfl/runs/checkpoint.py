@@ -119,7 +119,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Copies: the originals are pages of the file, and a replaced file would keep its place on a full disk.
+            # Copies: the originals map the file, and a replaced file would keep its space on a full disk.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error

@@ -1,4 +1,4 @@
-"""The metrics that runs of some methods have: those of every run, then the methods' own."""
+"""List the metrics of runs: those that every run has, then those of their methods."""
 
 import logging
 from collections.abc import Iterable

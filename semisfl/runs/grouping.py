@@ -126,7 +126,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _by_images(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
-    """Tell apart runs on other images: settings do not say which images a program passed to `train`."""
+    """Separate runs on different images: settings do not name those that a program passed to `train`."""
     by: dict[str, list[Run]] = {}
     if len(runs) > 1:
         for run in runs:
@@ -137,7 +137,7 @@ def _by_images(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
 
 
 def _by_partition(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
-    """Tell apart runs of one seed among which a program divided the images differently.
+    """Separate runs of one seed for which a program divided the images differently.
 
     Where every run has a seed of its own, the partitions may follow from the seeds.
     """

@@ -31,14 +31,14 @@ DIGESTS = {
     "judged": "images that rounds are judged on",
     "clients": "clients' images",
 }
-"""Names of `Description.digests` in a sentence."""
+"""Names of the `Description.digests` for messages."""
 LISTED: dict[str, type | tuple[type, ...]] = {
     **{"classes": str, "shape": int},
     **dict.fromkeys(("mean", "std"), (int, float)),
 }
 """Lists of a `Description`, and what they hold."""
 MOST_HASHED = 1 << 26
-"""Bytes of pixels that the digest of a large set covers: it takes a fraction of a second."""
+"""Most bytes of pixels that a digest covers, so that it takes a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Description:
     digests: dict[str, str] = field(default_factory=dict)
     """SHA-256 of pixels and labels: of the ``labeled`` images, and of those that ``accuracy`` is ``judged`` on.
 
-    Of the images of simulated ``clients``: see `_client_digest`.
+    `_client_digest` makes that of the images of simulated ``clients``.
     """
 
     def as_dict(self) -> dict[str, Any]:
@@ -172,10 +172,10 @@ def _stride(count: int, images: Tensor) -> int:
 
 
 def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow: bool) -> None:
-    """Compare the images of a resumed run by two descriptions: refuse other ones, and warn of other numbers.
+    """Refuse to resume a run with other images, and warn if there are more or fewer.
 
-    ``may_grow``: only other classes and shapes are refused, and other images to judge rounds on warned of.
-    Older checkpoints have no digests, or some.
+    ``before`` and ``now`` are descriptions of the model. With ``may_grow`` only other classes and shapes are
+    refused, and other images to judge rounds on cause a warning. Older checkpoints lack some or all digests.
     """
     if tuple(before["classes"]) != now["classes"]:
         raise ConfigError(

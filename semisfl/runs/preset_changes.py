@@ -15,7 +15,7 @@ Flat = dict[str, Any]
 
 
 def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the preset or variant with the fewest other values, and the keys of a run's own ones."""
+    """Return the preset or variant that differs in the fewest values, and the keys that a record must name."""
     variants = [f"{base}+{variant}" for base in presets.PRESETS for variant in presets.VARIANTS]
     best: tuple[str, list[str]] | None = None
     for name in (*presets.PRESETS, *variants):
@@ -28,7 +28,7 @@ def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def changes(settings: Mapping[str, Any]) -> tuple[str, Flat]:
-    """Return the nearest preset of flat ``settings``, and its values of those that a run has otherwise."""
+    """Return the nearest preset of flat ``settings``, and the preset's values of those that differ."""
     name, keys = nearest_preset(settings)
     method = presets.values_of(name).get("method", configs.Config.model_fields["method"].default)
     there = _preset(name, str(settings["method"])) | {"method": method}

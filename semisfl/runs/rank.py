@@ -20,7 +20,7 @@ def in_one_process(config: Config) -> Config:
     return config.in_fleet("local") if config.fleet.kind == "cluster" else config
 
 
-class TakingPart:
+class OtherRank:
     """A rank other than the first. The constructor waits until all ranks have joined."""
 
     def __init__(self, launched: Launch, device: str, stop: StopFlag) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MOST = 1000
-"""Lines that are kept: strangers can make a server log while it starts."""
+"""Most lines that are kept, because strangers can make a server log while it starts."""
 
 _LOGGER = logging.getLogger("semisfl")
 _of_thread: dict[int, "_OfOneRun"] = {}
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 class _OfOneRun(logging.Handler):
-    """Get the records of the thread that it is `attached` in, and of threads without a run of their own."""
+    """Handle the records of the thread that it is `attached` in, and of threads that have no run."""
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -48,7 +48,7 @@ class _OfOneRun(logging.Handler):
         return bool(super().handle(record))
 
     def _show(self, record: logging.LogRecord) -> None:
-        """Show the record where it would be shown without the runs: on stderr, if no log is configured."""
+        """Show the record on stderr if the program has configured no log, as Python does without our handlers."""
         handlers = [*_LOGGER.handlers, *logging.getLogger().handlers]
         shown = logging.lastResort
         if shown is None or record.levelno < shown.level:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scores:
-    """Hold how well a model classifies some images."""
+    """Counts of a model's answers for some images, and the scores that follow from them."""
 
     confusion: np.ndarray
     """[true class, predicted class]: numbers of images."""

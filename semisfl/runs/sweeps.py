@@ -24,7 +24,7 @@ NOT_SWEPT = {
     "sinks": "it changes nothing of what a run computes",
 }
 MOST_KEYS = 2
-"""If runs differ in more keys, these were hardly all swept."""
+"""Runs that differ in more keys are not taken for a sweep."""
 LOGARITHMIC_FROM = 8.0
 """The x axis is logarithmic if the largest value is so many times the smallest."""
 
