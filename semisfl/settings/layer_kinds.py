@@ -1,13 +1,13 @@
-"""Models as tables: the kinds of layers, their settings and limits. No torch, so that a configuration can hold one.
+"""The kinds of layers of a model that is written as a table, with their settings and limits. Loads no torch.
 
-A table is a list of rows like ``{kind = "conv", channels = 32}``. What a layer takes in follows
+A table is a list of layers like ``{kind = "conv", channels = 32}``. The shape of a layer's input follows
 from the layers before it; settings that are left out are PyTorch's. A server sends its table to
 devices that never saw it, so everything in it has a limit.
 """
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -24,7 +24,7 @@ MAX_WIDTH = 65_536
 MAX_SIDE = 64
 
 
-class Row(BaseModel):
+class LayerBase(BaseModel):
     """The fields of every layer. Layers are written out without settings that have their default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,7 +41,7 @@ class Row(BaseModel):
         }
 
 
-class Conv(Row):
+class Conv(LayerBase):
     kind: Literal["conv"] = "conv"
     channels: int = Field(ge=1, le=MAX_WIDTH)
     kernel: int = Field(3, ge=1, le=MAX_SIDE)
@@ -51,32 +51,32 @@ class Conv(Row):
     groups: int = Field(1, ge=1, le=MAX_WIDTH)
 
 
-class BatchNorm(Row):
+class BatchNorm(LayerBase):
     kind: Literal["batchnorm"] = "batchnorm"
 
 
-class GroupNorm(Row):
+class GroupNorm(LayerBase):
     """Normalise the channels of one image in ``groups``; it does not look at other images."""
 
     kind: Literal["groupnorm"] = "groupnorm"
     groups: int = Field(ge=1, le=MAX_WIDTH)
 
 
-class LayerNorm(Row):
+class LayerNorm(LayerBase):
     """Normalise all values of one image, as ``nn.LayerNorm`` of the whole shape does."""
 
     kind: Literal["layernorm"] = "layernorm"
 
 
-class Relu(Row):
+class Relu(LayerBase):
     kind: Literal["relu"] = "relu"
 
 
-class Gelu(Row):
+class Gelu(LayerBase):
     kind: Literal["gelu"] = "gelu"
 
 
-class Pool(Row):
+class Pool(LayerBase):
     """The largest of each square; ``stride`` none: squares side by side."""
 
     kind: Literal["pool"] = "pool"
@@ -85,7 +85,7 @@ class Pool(Row):
     padding: int = Field(0, ge=0, le=MAX_SIDE)
 
 
-class AveragePool(Row):
+class AveragePool(LayerBase):
     """The mean of each square; ``size`` none: of the whole picture."""
 
     kind: Literal["avgpool"] = "avgpool"
@@ -93,16 +93,16 @@ class AveragePool(Row):
     stride: int | None = Field(None, ge=1, le=MAX_SIDE)
 
 
-class Drop(Row):
+class Drop(LayerBase):
     kind: Literal["dropout"] = "dropout"
     p: float = Field(0.5, ge=0, lt=1)
 
 
-class Flatten(Row):
+class Flatten(LayerBase):
     kind: Literal["flatten"] = "flatten"
 
 
-class Linear(Row):
+class Linear(LayerBase):
     """``features`` none, for the last one: as many as there are classes."""
 
     kind: Literal["linear"] = "linear"
@@ -114,7 +114,7 @@ Norm = BatchNorm | GroupNorm | LayerNorm
 Inner = Conv | Norm | Relu | Gelu | Pool | AveragePool | Drop | Flatten | Linear
 
 
-class ResidualBlock(Row):
+class ResidualBlock(LayerBase):
     """body(x) + shortcut(x); an empty shortcut is x itself."""
 
     kind: Literal["residual"] = "residual"
@@ -126,24 +126,14 @@ Layer = Inner | ResidualBlock
 Table = Sequence[Layer]
 
 INNER_KINDS: dict[str, type[Layer]] = {
-    "conv": Conv,
-    "batchnorm": BatchNorm,
-    "groupnorm": GroupNorm,
-    "layernorm": LayerNorm,
-    "relu": Relu,
-    "gelu": Gelu,
-    "pool": Pool,
-    "avgpool": AveragePool,
-    "dropout": Drop,
-    "flatten": Flatten,
-    "linear": Linear,
+    kind.model_fields["kind"].default: kind for kind in get_args(Inner)
 }
 KINDS: dict[str, type[Layer]] = {**INNER_KINDS, "residual": ResidualBlock}
 
 
-def parse_layers(rows: Any) -> tuple[Layer, ...]:
+def parse_layers(values: Any) -> tuple[Layer, ...]:
     """Return a checked table from plain values; a mistake is one line that names its place."""
-    layers = _parse(rows, "model.layers", KINDS)
+    layers = _parse(values, "model.layers", KINDS)
     if not layers:
         raise ValueError(
             "model.layers is empty; give it layers, or leave it out and set model.name"
@@ -173,14 +163,14 @@ def _inside(layer: Layer) -> int:
     return len(layer.body) + len(layer.shortcut) if isinstance(layer, ResidualBlock) else 0
 
 
-def _parse(rows: Any, where: str, kinds: dict[str, type[Layer]]) -> tuple[Any, ...]:
-    if not isinstance(rows, list | tuple):
+def _parse(values: Any, where: str, kinds: dict[str, type[Layer]]) -> tuple[Any, ...]:
+    if not isinstance(values, list | tuple):
         raise ValueError(
-            f'{where} = {rows!r:.60} is not a list of layers, e.g. [{{kind = "conv", channels = 32}}]'
+            f'{where} = {values!r:.60} is not a list of layers, e.g. [{{kind = "conv", channels = 32}}]'
         )
-    if len(rows) > MAX_LAYERS:
-        raise ValueError(f"{where} has {len(rows)} layers; at most {MAX_LAYERS}")
-    layers = [_parse_row(row, f"{where}[{index}]", kinds) for index, row in enumerate(rows)]
+    if len(values) > MAX_LAYERS:
+        raise ValueError(f"{where} has {len(values)} layers; at most {MAX_LAYERS}")
+    layers = [_parse_layer(one, f"{where}[{index}]", kinds) for index, one in enumerate(values)]
     names: dict[str, int] = {}
     for index, layer in enumerate(layers):
         if layer.name is None:
@@ -194,12 +184,12 @@ def _parse(rows: Any, where: str, kinds: dict[str, type[Layer]]) -> tuple[Any, .
     return tuple(layers)
 
 
-def _parse_row(row: Any, where: str, kinds: dict[str, type[Layer]]) -> Layer:
-    if isinstance(row, Row):
-        row = row.model_dump()
-    if not isinstance(row, dict) or "kind" not in row:
+def _parse_layer(values: Any, where: str, kinds: dict[str, type[Layer]]) -> Layer:
+    if isinstance(values, LayerBase):
+        values = values.model_dump()
+    if not isinstance(values, dict) or "kind" not in values:
         raise ValueError(f"{where} has no kind; use one of {', '.join(kinds)}")
-    kind = row["kind"]
+    kind = values["kind"]
     if kind == "residual" and "residual" not in kinds:
         raise ValueError(
             f"{where} is a residual block inside another; put them one after the other"
@@ -207,12 +197,13 @@ def _parse_row(row: Any, where: str, kinds: dict[str, type[Layer]]) -> Layer:
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"{where}.kind = {kind!r:.60} is not known; use one of {', '.join(kinds)}")
     if kind == "residual":
-        inner = {key: row[key] for key in ("body", "shortcut") if key in row}
-        row = row | {
-            key: _parse(rows, f"{where}.{key}", INNER_KINDS) for key, rows in inner.items()
+        values = values | {
+            key: _parse(values[key], f"{where}.{key}", INNER_KINDS)
+            for key in ("body", "shortcut")
+            if key in values
         }
     try:
-        return kinds[kind].model_validate(row)
+        return kinds[kind].model_validate(values)
     except ValidationError as error:
         raise ValueError(_one_line(error, where, kinds[kind])) from error
 
