@@ -21,7 +21,7 @@ def run() -> int:
 
 
 def open_closed_streams() -> None:
-    """Let streams that were closed lead to nowhere, or a file of the run would get their number."""
+    """Open closed standard streams on the null device, or a file of the run would get their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one

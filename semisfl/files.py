@@ -1,4 +1,4 @@
-"""Write files whole or not at all, read small JSON files, save pictures, and say when and where."""
+"""Write files whole or not at all, read small JSON files, save pictures, and format times."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ FORMS: dict[str, Any] = {
     "holdings.json": {"classes": [str], "server": [int], "clients": [[int]]},
     "roster.json": {"index": {str: int}},
 }
-"""The values that files of a run need to be of use; they may hold more."""
+"""The values that small files of a run must have; they may have more."""
 
 
 def write_whole(
@@ -69,7 +69,7 @@ def cache_folder() -> Path:
 
 
 def is_utf8(name: str) -> bool:
-    """Return whether a file's name is UTF-8: its other bytes are letters that cannot be encoded."""
+    """Return whether a file's name is UTF-8: Python holds other bytes as letters that cannot be encoded."""
     return name.encode(errors="replace").decode() == name
 
 
@@ -142,7 +142,7 @@ def stamp(*paths: Path) -> tuple[object, ...]:
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """Return now, or ``seconds`` after the epoch, in the form that files and logs have: UTC, to the second."""
+    """Return now, or ``seconds`` after the epoch, as files and logs have it: in UTC, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 

@@ -35,7 +35,7 @@ def leakage(
     ] = "digits",
     settings: Settings = None,
     cuts: Annotated[
-        str, typer.Option(help="Layers to cut after, comma between; or all, or default.")
+        str, typer.Option(help="Layers to cut after, separated by commas; or all, or default.")
     ] = "default",
     defence: Annotated[
         list[str] | None,
@@ -208,7 +208,7 @@ def _print_leakage(result: dict[str, Any]) -> None:
 
 
 def _print_norms(result: dict[str, Any]) -> None:
-    """Print what a policy's clip and update_clip should be about, for the first cut."""
+    """Print the norms that a policy's clip and update_clip should be near, for the first cut."""
     changes = [one["change_norm"] for one in result["uploads"] if "change_norm" in one]
     change = f", norm of a bottom's change in a round {changes[0]:.2g}" if changes else ""
     print(f"median norm of features {result['features'][0]['norm']:g}{change}")
@@ -220,15 +220,15 @@ def _bits(most: float | None) -> str:
 
 def poisoning(
     preset: Preset = "",
-    attacks: Annotated[str, typer.Option(help="Attacks, comma between, or all.")] = "all",
+    attacks: Annotated[str, typer.Option(help="Attacks, separated by commas, or all.")] = "all",
     rules: Annotated[
         str,
         typer.Option(
-            help="Aggregates of `semisfl list`, comma between, or all; NAME+limited also limits features."
+            help="Aggregates of `semisfl list`, separated by commas, or all; NAME+limited also limits features."
         ),
     ] = "mean,clipped_mean+limited",
     shares: Annotated[
-        str, typer.Option(help="Shares of clients that attack, comma between.")
+        str, typer.Option(help="Shares of clients that attack, separated by commas.")
     ] = "0,0.2",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each: seed, seed + 1, ...")] = 1,
     settings: Settings = None,

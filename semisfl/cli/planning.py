@@ -53,7 +53,7 @@ def plan(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Compare only these methods, comma between, or all; no cuts, no picture."
+            help="Compare only these methods, separated by commas, or all; no cuts, no picture."
         ),
     ] = None,
     uplink: Uplink = PAPER_UP,

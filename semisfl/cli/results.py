@@ -57,10 +57,10 @@ def report_(
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)
-    tell(results, target, place, plots.all_charts(groups), keys, json_, table or ())
+    show(results, target, place, plots.all_charts(groups), keys, json_, table or ())
 
 
-def tell(
+def show(
     results: Sequence[tuple[Group, Summary]],
     target: float | None,
     place: Path,

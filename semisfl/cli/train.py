@@ -24,6 +24,7 @@ from semisfl.cli.options import (
     values_of,
 )
 from semisfl.runs import plots, sweeps
+from semisfl.runs.grouping import judged_on
 from semisfl.runs.sweeps import PLAIN, read_variants
 
 
@@ -88,8 +89,7 @@ def _print_run(result: Any, as_json: bool) -> None:
 
     config = RunDirectory.open(result.directory).config()
     done = len(result.rounds)
-    tested = any("accuracy" in row for row in result.rounds)
-    judged = "test" if config.data.validation is None else "validation"
+    tested = any("accuracy" in one for one in result.rounds)
     if as_json:
         print(
             json.dumps(
@@ -104,10 +104,10 @@ def _print_run(result: Any, as_json: bool) -> None:
                     "warnings": result.warnings,
                     "accuracy": result.accuracy if tested else None,
                     "best": result.best if tested else None,
-                    "judged_on": judged,
+                    "judged_on": judged_on(config.model_dump()),
                     "test_accuracy": result.test_accuracy,
                     "bytes": result.rounds[-1]["bytes_total"] if done else 0,
-                    "seconds": sum(row["seconds"] for row in result.rounds),
+                    "seconds": sum(one["seconds"] for one in result.rounds),
                 }
             )
         )
@@ -130,7 +130,7 @@ def _print_run(result: Any, as_json: bool) -> None:
 def compare(
     preset: Preset = "",
     methods: Annotated[
-        str, typer.Option(help="Methods, comma between, or all.")
+        str, typer.Option(help="Methods, separated by commas, or all.")
     ] = "supervised,semisfl",
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method: seed, seed + 1, ...")] = 3,
     settings: Settings = None,
@@ -182,7 +182,7 @@ def compare(
     summaries = comparison.results(jobs, target)
     keys = [one.key for one in swept]
     place = folder / "compare.png"
-    results.tell(summaries, target, place, plots.ACCURACIES, keys, json_, tables or ())
+    results.show(summaries, target, place, plots.ACCURACIES, keys, json_, tables or ())
     one_run.leave_if_any_diverged([run for group, _ in summaries for run in group.runs])
 
 

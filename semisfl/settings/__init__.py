@@ -1,1 +1,1 @@
-"""Everything that can be said about a run. Nothing here loads torch."""
+"""The settings of a run, and the catalog of everything they can name. Nothing here loads torch."""
