@@ -27,10 +27,10 @@ Watch.charts = (() => {
     };
   }
 
-  function react(node, traces, wanted, said) {
-    drawn.set(node, () => react(node, traces, wanted, said));
+  function react(node, traces, wanted, description) {
+    drawn.set(node, () => react(node, traces, wanted, description));
     node.setAttribute("role", "img");
-    node.setAttribute("aria-label", said);
+    node.setAttribute("aria-label", description);
     const { x, y, adjust } = wanted;
     const chosen = layout(x, y);
     if (adjust) adjust(chosen, colour);
@@ -82,12 +82,12 @@ Watch.charts = (() => {
   }
 
   // lines: [{name, series, dash, x, y, end}]; what has no value is not drawn. ``end`` is written where it ends.
-  // options: title; zero, the axis begins there; empty, said in place of lines; levels, [{y, text}] to compare with.
+  // options: title; zero, the axis begins there; empty, shown in place of lines; levels, [{y, text}] to compare with.
   function lines(node, list, x, y, options = {}) {
     const known = list
       .map((line) => ({ ...line, points: thin(line.x, line.y) }))
       .filter((line) => line.points[0].length);
-    const said = known.length
+    const description = known.length
       ? `${options.title || y} over ${x}. ` + known.slice(0, 12)
           .map((line) => `${line.name}: ${Number(line.points[1].at(-1).toPrecision(4))} at the end`).join("; ")
       : `${options.title || y}: ${options.empty || "not measured"}`;
@@ -119,7 +119,7 @@ Watch.charts = (() => {
           ...(known.length ? [] : [nothing(paint, options.empty || "not measured", node.clientWidth)]),
         ];
       },
-    }, levels.reduce((text, level) => `${text}; ${level.text}`, said));
+    }, levels.reduce((text, level) => `${text}; ${level.text}`, description));
     return known.length > 0;
   }
 
@@ -129,7 +129,7 @@ Watch.charts = (() => {
   });
 
   // rows by columns of numbers, null where there is none
-  function map(node, grid, columns, rows, x, y, unit, said) {
+  function map(node, grid, columns, rows, x, y, unit, description) {
     const traces = (paint) => [{
       type: "heatmap", z: grid, zmin: 0, ...(unit === "%" ? { zmax: 100 } : {}), x: columns.map(plain), y: rows.map(plain), xgap: columns.length > 80 ? 0 : 1,
       ygap: rows.length > 80 ? 0 : 1, hoverongaps: false,
@@ -149,7 +149,7 @@ Watch.charts = (() => {
         Object.assign(chosen.xaxis, { type: "category", showgrid: false, tickangle: 0, ...some(columns, fitting) });
         Object.assign(chosen.yaxis, { type: "category", showgrid: false, autorange: "reversed", ...some(rows, 16) });
       },
-    }, said);
+    }, description);
   }
 
   function legend(node, entries) {

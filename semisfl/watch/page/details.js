@@ -1,7 +1,7 @@
 "use strict";
 // Views of one run's clients and devices; then all views, in the order of their tabs.
 Watch.views = (() => {
-  const { el, words, charts, table, data, ask } = Watch;
+  const { el, format, charts, table, data, ask } = Watch;
   const { card, badge, tiles, fill, signature } = Watch.parts;
 
   // --- clients --------------------------------------------------------------------------------------
@@ -16,11 +16,11 @@ Watch.views = (() => {
       columns: [
         { key: "client", title: "Client", number: true },
         { key: "name", title: "Name", wrap: true, optional: true },
-        { key: "images", title: "Images", number: true, optional: true, show: (row) => words.count(row.images) },
-        { key: "rounds", title: "Rounds taken part", number: true, show: (row) => words.count(row.rounds) },
-        { key: "missed", title: "Did not answer", number: true, show: (row) => words.count(row.missed) },
-        { key: "mean", title: "Coverage, mean", number: true, show: (row) => words.share(row.mean) },
-        { key: "last", title: "Coverage, last", number: true, show: (row) => words.share(row.last) },
+        { key: "images", title: "Images", number: true, optional: true, show: (row) => format.count(row.images) },
+        { key: "rounds", title: "Rounds taken part", number: true, show: (row) => format.count(row.rounds) },
+        { key: "missed", title: "Did not answer", number: true, show: (row) => format.count(row.missed) },
+        { key: "mean", title: "Coverage, mean", number: true, show: (row) => format.share(row.mean) },
+        { key: "last", title: "Coverage, last", number: true, show: (row) => format.share(row.last) },
         { key: "last_round", title: "Last round", number: true },
       ],
     });
@@ -40,8 +40,8 @@ Watch.views = (() => {
         const holders = [holdings.server, ...holdings.clients];
         const names = ["server", ...holdings.clients.map((_, number) => String(number))];
         const grid = holdings.classes.map((_, place) => holders.map((counts) => counts[place] || null));
-        const said = `Images by client (${holdings.clients.length}) and class (${holdings.classes.length})`;
-        charts.map(held, grid, names, holdings.classes, "client", "class", "images", said);
+        const description = `Images by client (${holdings.clients.length}) and class (${holdings.classes.length})`;
+        charts.map(held, grid, names, holdings.classes, "client", "class", "images", description);
       }
       coverageCard.hidden = !shares.clients.length && !run.active;
       coverage.hidden = !shares.clients.length;
@@ -63,10 +63,10 @@ Watch.views = (() => {
   function devices(panel) {
     const numbers = tiles();
     const none = el("p", { class: "message" }, "This run simulates its clients; there are no devices.");
-    const since = (time) => (time ? words.ago(Date.now() / 1000 - Date.parse(time) / 1000) : "–");
+    const since = (time) => (time ? format.ago(Date.now() / 1000 - Date.parse(time) / 1000) : "–");
     const clock = (time) => (time ? String(time).slice(5).replace("T", " ").replace("Z", "") : "–");
     const days = (until) => (until ? Math.floor((Date.parse(until) - Date.now()) / 864e5) : null);
-    const daysLeft = (row) => (row.days == null ? "–" : row.days >= SOON ? words.count(row.days)
+    const daysLeft = (row) => (row.days == null ? "–" : row.days >= SOON ? format.count(row.days)
       : el("span", { class: "badge WARNING", title: "Renew it: semisfl certs renew" }, row.days < 0 ? "expired" : String(row.days)));
     // gRPC writes ipv6:%5B::1%5D:49152; only the brackets are ever written so.
     const address = (peer) => String(peer ?? "–").replace("%5B", "[").replace("%5D", "]");
@@ -78,9 +78,9 @@ Watch.views = (() => {
         { key: "state", title: "State", show: (row) => badge(row.state) },
         { key: "since", title: "Since, UTC", time: true, show: (row) => clock(row.since) },
         { key: "seen", title: "Last seen, UTC", time: true, show: (row) => clock(row.seen) },
-        { key: "images", title: "Images", number: true, show: (row) => words.count(row.images) },
-        { key: "bytes_up", title: "Up", number: true, show: (row) => words.bytes(row.bytes_up) },
-        { key: "bytes_down", title: "Down", number: true, show: (row) => words.bytes(row.bytes_down) },
+        { key: "images", title: "Images", number: true, show: (row) => format.count(row.images) },
+        { key: "bytes_up", title: "Up", number: true, show: (row) => format.bytes(row.bytes_up) },
+        { key: "bytes_down", title: "Down", number: true, show: (row) => format.bytes(row.bytes_down) },
         { key: "days", title: "Certificate, days left", number: true, optional: true, show: daysLeft },
         { key: "left_out", title: "Left out", number: true },
         { key: "reason", title: "Last reason", wrap: true, show: (row) => row.reason || "–" },
@@ -108,10 +108,10 @@ Watch.views = (() => {
       fill(numbers, [
         ["Here now", String(count("here")), `of ${answer.places ?? "?"} places`],
         ["Enrolled", String(rows.filter((row) => row.client != null).length)],
-        ["Images on devices", words.count(rows.reduce((sum, row) => sum + (row.images || 0), 0))],
-        ["Left out of a round", words.count(answer.counts.left_out || 0)],
-        ["Refused", words.count(answer.counts.refused || 0)],
-        ["Revoked", words.count(count("revoked"))],
+        ["Images on devices", format.count(rows.reduce((sum, row) => sum + (row.images || 0), 0))],
+        ["Left out of a round", format.count(answer.counts.left_out || 0)],
+        ["Refused", format.count(answer.counts.refused || 0)],
+        ["Revoked", format.count(count("revoked"))],
         ["Written", since(answer.time)],
       ]);
       list.update(rows);

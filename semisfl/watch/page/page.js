@@ -1,7 +1,7 @@
 "use strict";
 // Which view is open, of which run, and how it is kept up to date.
 (() => {
-  const { el, words, views, data, ask, charts } = Watch;
+  const { el, views, data, ask, charts } = Watch;
   const EVERY = 2000;
   const tabs = document.getElementById("tabs");
   const panels = document.getElementById("panels");

@@ -1,5 +1,5 @@
 "use strict";
-// What views are put together from.
+// Elements that the views share.
 Watch.parts = (() => {
   const { el, data } = Watch;
   const hidden = new Set(); // runs that are not in the charts

@@ -1,6 +1,6 @@
 "use strict";
-// What everything else here uses: elements, words for numbers, and where the data comes from.
-// Whatever a run's directory holds becomes text of a node, never markup.
+// Shared by all other scripts: elements, numbers as text, and requests for data.
+// What a run's directory holds becomes the text of a node, never markup.
 window.Watch = (() => {
   function el(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
@@ -14,8 +14,7 @@ window.Watch = (() => {
   }
 
   const NONE = "–";
-  const words = {
-    number: (value, digits = 1) => (value == null ? NONE : value.toFixed(digits)),
+  const format = {
     percent: (value) => (value == null ? NONE : `${value.toFixed(1)} %`),
     share: (value) => (value == null ? NONE : `${(100 * value).toFixed(1)} %`),
     count: (value) => (value == null ? NONE : value.toLocaleString("en")),
@@ -50,13 +49,13 @@ window.Watch = (() => {
 
   async function ask(view, question = {}) {
     if (stored) {
-      const found = stored[view];
-      return question.run ? found[question.run] : found;
+      const answer = stored[view];
+      return question.run ? answer[question.run] : answer;
     }
     const response = await fetch(`api/${view}?${new URLSearchParams(question)}`);
     if (!response.ok) throw new Error(`${response.status}: ${await response.text()}`);
     return response.json();
   }
 
-  return { el, words, plain, ask, live: !stored, data: { listing: null, rounds: {} } };
+  return { el, format, plain, ask, live: !stored, data: { listing: null, rounds: {} } };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 // Views of several runs: each makes its elements once, and fills them whenever there is something new.
 Watch.severalRuns = (() => {
-  const { el, words, charts, table, data } = Watch;
+  const { el, format, charts, table, data } = Watch;
   const { card, badge, tiles, fill, hidden, signature } = Watch.parts;
 
   // Positions on an axis, null where a file does not say: the sum of a metric is unknown from there on.
@@ -41,7 +41,7 @@ Watch.severalRuns = (() => {
     if (!active.length) return "no round was tested";
     const { run, left } = active.map((run) => ({ run, left: run.first_test - run.done }))
       .sort((one, other) => one.left - other.left)[0];
-    const seconds = run.done ? `, in about ${words.time((run.seconds / run.done) * left)}` : "";
+    const seconds = run.done ? `, in about ${format.time((run.seconds / run.done) * left)}` : "";
     return `The first accuracy comes with round ${run.first_test}${seconds}. ${waits(run)}`;
   }
 
@@ -72,10 +72,10 @@ Watch.severalRuns = (() => {
         { key: "differs", title: "Differs in", wrap: true, wide: true, optional: true },
         { key: "state", title: "State", show: (run) => badge(run.state, run.note) },
         { key: "done", title: "Rounds", number: true, show: progress },
-        { key: "accuracy", title: "Accuracy", number: true, show: (run) => words.percent(run.accuracy) },
-        { key: "best", title: "Best", number: true, show: (run) => words.percent(run.best) },
-        { key: "bytes", title: "Sent", number: true, wide: true, show: (run) => words.bytes(run.bytes) },
-        { key: "seconds", title: "Time", number: true, wide: true, show: (run) => words.time(run.seconds) },
+        { key: "accuracy", title: "Accuracy", number: true, show: (run) => format.percent(run.accuracy) },
+        { key: "best", title: "Best", number: true, show: (run) => format.percent(run.best) },
+        { key: "bytes", title: "Sent", number: true, wide: true, show: (run) => format.bytes(run.bytes) },
+        { key: "seconds", title: "Time", number: true, wide: true, show: (run) => format.time(run.seconds) },
       ],
     });
     const accuracy = card("", null, chart, legend);
@@ -118,8 +118,8 @@ Watch.severalRuns = (() => {
       const pairs = [["Runs", String(all.length)], ["Running", String(count("running"))], ["Finished", String(count("finished"))]];
       if (count("waiting")) pairs.push(["Waiting", String(count("waiting"))]);
       if (count("crashed")) pairs.push(["Crashed", String(count("crashed"))]);
-      if (best) pairs.push(["Best accuracy", words.percent(best.best), best.name]);
-      pairs.push(["Sent", words.bytes(all.reduce((sum, run) => sum + run.bytes, 0))]);
+      if (best) pairs.push(["Best accuracy", format.percent(best.best), best.name]);
+      pairs.push(["Sent", format.bytes(all.reduce((sum, run) => sum + run.bytes, 0))]);
       return pairs;
     }
 
@@ -127,13 +127,13 @@ Watch.severalRuns = (() => {
       const pairs = [
         ["State", badge(run.state, run.note), run.state === "waiting" ? run.note : null],
         ["Rounds", String(run.done), `of ${run.rounds}`],
-        ["Accuracy", words.percent(run.accuracy)],
-        ["Best", words.percent(run.best)],
-        ["Sent", words.bytes(run.bytes)],
-        ["Time", words.time(run.seconds)],
+        ["Accuracy", format.percent(run.accuracy)],
+        ["Best", format.percent(run.best)],
+        ["Sent", format.bytes(run.bytes)],
+        ["Time", format.time(run.seconds)],
       ];
       if (run.active && run.done) {
-        pairs.push(["Left, at most", words.time((run.seconds / run.done) * (run.rounds - run.done))]);
+        pairs.push(["Left, at most", format.time((run.seconds / run.done) * (run.rounds - run.done))]);
       }
       return pairs;
     }
