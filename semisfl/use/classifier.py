@@ -25,7 +25,7 @@ Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
 """Files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size."""
 
 LARGEST_CHUNK = 2**27
-"""Values of the images that are read together."""
+"""Most values of the images that are read together."""
 ListedPictures = Sequence[Picture] | Tensor
 """The same, one by one."""
 
@@ -102,7 +102,7 @@ class Classifier:
         """The digest of classes and weights: the same in every file of the same model."""
         self.path = path
         self.parts = tuple(parts)
-        """Those whose weights are there."""
+        """The parts whose weights the file holds."""
         self.rounds: int | None = None
         """Rounds that its run had done; None: its file does not say."""
         self.normalizer = Normalizer.of(description.mean, description.std)

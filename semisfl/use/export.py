@@ -37,9 +37,9 @@ class Exported:
     path: Path
     card: Path
     images: int
-    """That it was checked on."""
+    """Number of images that it was checked on."""
     difference: float
-    """The largest, from what the original gives."""
+    """Largest difference from the original's output."""
     agreement: float
     """Share of images whose most probable class is the same."""
 

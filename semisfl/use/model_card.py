@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what a model is, what it was trained on, how good it is, and what is known of leakage."""
+"""Write MODEL_CARD.md: what a model is, its training data, its quality, and what is known about leakage."""
 
 import json
 import re
@@ -16,13 +16,14 @@ from semisfl.settings.sections import ConfigError
 from semisfl.use.classifier import Classifier
 
 KINDS = {
-    "features_up": "features of the clients' images, which an attacker at the server may be able to turn back "
-    "into pictures",
-    "gradients_down": "gradients of these features, which tell a client something of the server's labels",
-    "model_up": "clients' weights, from which parts of their images may be reconstructed",
+    "features_up": "features of the clients' images; an attacker at the server may be able to turn them back into "
+    "pictures",
+    "gradients_down": "gradients of these features; they tell a client something about the server's labels",
+    "model_up": "clients' weights; parts of their images may be reconstructed from them",
     "model_down": "the shared weights",
     "teacher_down": "the teacher's weights",
 }
+"""What is sent, by kind and direction, with what an attacker may learn from it."""
 
 
 def write(model: Classifier, path: Path) -> None:
@@ -137,7 +138,7 @@ def _data(about: Description) -> str:
     clients = f"{'up to ' if real else ''}{total}"
     held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
     return (
-        f"{server}; {held}unlabelled images on {clients}, which did not give them away. Labels of "
+        f"{server}; {held}unlabelled images on {clients}, which kept them. Labels of "
         f"the clients' images were not used.{digests}"
     )
 
@@ -182,27 +183,23 @@ def _at_the_end(about: Description) -> str:
 
 
 def _leakage(about: Description) -> str:
-    crossed = [
+    sent = [
         f"- {KINDS.get(kind, kind.replace('_', ', '))}: {size:,} bytes"
         for kind, size in about.sent.items()
         if size
     ]
-    lines = (
-        [
-            "Between server and clients, all clients together and up to this model, there crossed:",
-            *crossed,
-        ]
-        if crossed
-        else ["Nothing crossed between server and clients: the clients' images were not used."]
-    )
+    first = "Nothing was sent between server and clients: the clients' images were not used."
+    if sent:
+        first = "Sent between the server and all clients together, up to this model:"
     return "\n".join(
         [
-            *lines,
+            first,
+            *sent,
             "",
-            "No client's image crossed. That is no proof that nothing can be learned of them: features, "
-            "gradients and weights can be inverted in part. Whether a given image was trained on can often "
-            "be told from a model (membership inference); this was not measured for this model. What was done "
-            "to what crossed (codecs, noise) stands under Settings.",
+            "No client's image was sent. That does not prove that nothing can be learned about the images: features, "
+            "gradients and weights can be inverted in part. Whether a certain image was trained on can often "
+            "be told from a model (membership inference); this was not measured for this model. The codecs and the "
+            "noise of what was sent are under Settings.",
         ]
     )
 

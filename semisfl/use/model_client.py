@@ -42,7 +42,7 @@ from semisfl.use.served_model import ServedModel, text_of_model
 log = logging.getLogger(__name__)
 
 ROUNDING = 1e-4
-"""Error of a probability."""
+"""Largest rounding error of a probability."""
 Bottom = Callable[[Tensor], Tensor]
 """uint8 images -> features"""
 

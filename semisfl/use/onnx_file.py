@@ -119,8 +119,8 @@ def _reads_others(message: Any) -> bool:
 class File:
     """An ONNX file of one input and one output, run on the CPU.
 
-    It must hold all that it computes with: the file of a stranger could name a key that lies beside it as its
-    weights, and features would show the key.
+    It must contain all its weights: a stranger's file could name a key that lies beside it as its weights, and
+    the features would show the key.
     """
 
     def __init__(self, path: Path) -> None:

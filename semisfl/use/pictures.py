@@ -20,9 +20,9 @@ Shape = tuple[int, int, int]
 Picture = str | os.PathLike[str] | Image.Image
 """A file, or an image that Pillow has opened."""
 CHUNK = 64
-"""Images that are held at a time."""
+"""Most images that are in memory at a time."""
 DIGITS = 32
-"""Hexadecimal digits by which an image is known."""
+"""Hexadecimal digits of an image's digest."""
 
 
 class Skipped(NamedTuple):

@@ -28,7 +28,7 @@ LONGEST_NAME = 200
 COPIES = 4
 """Copies of the bottom's weights: as they arrive, as one message, as tensors, and as kept on disk."""
 SHARE = 4
-"""One in so many bytes of the budget is for the images that are classified together."""
+"""The images of one call get at most this fraction, one in so many, of the budget."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
         "16 labelled images on the server",
         f"{best.accuracy:.1f} % of 120 test images",
         f"{best.sent['features_up']:,} bytes",
-        "all clients together and up to this model, there crossed",
+        "Sent between the server and all clients together, up to this model:",
         "`rounds = 2` (preset: 30)",
         "membership inference",
         "Every image gets one of these classes",
@@ -229,7 +229,7 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
     assert f"unlabelled images on up to {places} clients" in text, "places may be free"
     assert "data.labeled" not in text, "a server with devices uses all labelled images"
     alone = export(load(trained("supervised")[0]), PIXELS, tmp_path, to="safetensors").card
-    assert "Nothing crossed" in alone.read_text()
+    assert "Nothing was sent" in alone.read_text()
 
 
 def test_the_card_shows_odd_names_of_classes_as_they_are(trained: Trained) -> None:
