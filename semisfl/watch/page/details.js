@@ -1,7 +1,7 @@
 "use strict";
 // Views of one run's clients and devices; then all views, in the order of their tabs.
 Watch.views = (() => {
-  const { el, format, charts, table, data, ask } = Watch;
+  const { el, format, charts, table, ask } = Watch;
   const { card, badge, tiles, fill, signature } = Watch.parts;
 
   // --- clients --------------------------------------------------------------------------------------
