@@ -14,14 +14,6 @@ from semisfl.settings.toml import commented_toml, to_toml
 WRITERS = [to_toml, commented_toml]
 STRANGE = "a \"quoted\" \\ 'path' # = [x]\n\t\x00\x7f😀 ü"
 
-LAYERS = [
-    {"kind": "conv", "channels": 8, "name": "first"},
-    {"kind": "residual", "body": [{"kind": "conv", "channels": 8, "padding": 1}]},
-    {"kind": "avgpool"},
-    {"kind": "flatten"},
-    {"kind": "linear"},
-]
-
 
 def parsed(text: str) -> Config:
     return config.parse(tomllib.loads(text))
@@ -51,7 +43,6 @@ def test_presets(name: str, write: Any) -> None:
         {"fedswitch": {"iid_threshold": float("-inf")}},
         {"fedswitch": {"iid_threshold": float("inf")}},
         {"data": {"augment": {"flip": False}}},
-        {"model": {"layers": LAYERS}},
     ],
     ids=str,
 )

@@ -122,22 +122,6 @@ def test_a_changed_model_must_be_accepted_again(
         connect(address(server), authority, owner=accepted)
 
 
-def test_a_planted_bottom_is_not_the_accepted_one(
-    server: ModelServer, authority: Path, cache: Path
-) -> None:
-    """The server describes the accepted weights and sends others."""
-    assert server.terms is not None
-    accepted = Owner(approval=Approval([server.terms.digest]))
-    honest = {k: v.clone() for k, v in server._model.network.bottom.state_dict().items()}
-    try:
-        planted = {k: v + 1 for k, v in honest.items()}
-        server._model.network.bottom.load_state_dict(planted)
-        with pytest.raises(ValueError, match="sends another bottom than it describes"):
-            connect(address(server), authority, owner=accepted)
-    finally:
-        server._model.network.bottom.load_state_dict(honest)
-
-
 def test_the_owner_sees_the_layers_and_not_their_names(server: ModelServer) -> None:
     assert server.terms is not None
     plain = json.loads(server._about)
