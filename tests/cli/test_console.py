@@ -42,8 +42,10 @@ class Full(io.StringIO):
 
 def test_names_of_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["a\x1b[2Jb.png", "c\nd.png", "e\udcffé.png"]
-    found = Predictions(names[:1], torch.ones(1, 1), ("cat",), [Skipped(n, "no") for n in names])
-    use_model.print_predictions(found, 1, as_json=False, as_csv=False)
+    predictions = Predictions(
+        names[:1], torch.ones(1, 1), ("cat",), [Skipped(n, "no") for n in names]
+    )
+    use_model.print_predictions(predictions, 1, as_json=False, as_csv=False)
     out, err = capsys.readouterr()
     assert out == "a?[2Jb.png: cat 100.0 %\n"
     assert err.splitlines() == [
@@ -57,8 +59,8 @@ def test_names_of_classes_are_shown_whole_and_do_not_steer_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     classes = ("cat [bold]", "dog [/x]", "e\x1b[31m")
-    found = Predictions(["a.png"], torch.tensor([[0.5, 0.3, 0.2]]), classes, [])
-    use_model.print_predictions(found, 3, as_json=False, as_csv=False)
+    predictions = Predictions(["a.png"], torch.tensor([[0.5, 0.3, 0.2]]), classes, [])
+    use_model.print_predictions(predictions, 3, as_json=False, as_csv=False)
     assert capsys.readouterr().out == "a.png: cat [bold] 50.0 %, dog [/x] 30.0 %, e?[31m 20.0 %\n"
     use_model._print(judge(classes, torch.eye(3), torch.arange(3)))
     out = capsys.readouterr().out

@@ -163,9 +163,9 @@ class Switch(Callback):
 
 
 def test_a_callback_that_changes_the_models_mode_changes_no_round() -> None:
-    given = {**own(), "model": toy.network(batchnorm=True, dropout=True)}
+    arguments = {**own(), "model": toy.network(batchnorm=True, dropout=True)}
     plain, switched = (
-        train(settings(), callbacks=callbacks, **given) for callbacks in ([], [Switch()])
+        train(settings(), callbacks=callbacks, **arguments) for callbacks in ([], [Switch()])
     )
     expected, got = plain.model.state_dict(), switched.model.state_dict()
     assert all(torch.equal(got[key], value) for key, value in expected.items())

@@ -126,9 +126,9 @@ def test_the_module_given_is_not_trained_itself(kind: str) -> None:
     model = own_model() if kind == "sequential" else Called()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     layers = [type(layer) for layer in model.modules()]
-    given = list(model.children()) if kind == "stages" else model
+    stages = list(model.children()) if kind == "stages" else model
     cut = "model.cut=stage2" if kind == "stages" else "model.cut=none"
-    results = [train(small("rounds=1", cut), model=given, device="cpu") for _ in range(2)]
+    results = [train(small("rounds=1", cut), model=stages, device="cpu") for _ in range(2)]
     after = model.state_dict()
     assert all(torch.equal(after[key], value) for key, value in before.items())
     assert layers == [type(layer) for layer in model.modules()] and model.training

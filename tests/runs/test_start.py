@@ -130,19 +130,19 @@ def test_a_run_records_that_its_images_were_divided_by_a_program(tmp_path: Path)
     clients = {"total": 2, "active": 2, "batch": 4, "steps": 1}
     config = tiny(rounds=1, data={"name": "digits", "labeled": 40}, clients=clients)
     data = load_images("digits", config)
-    for given in (None, data):
-        out = tmp_path / str(given is None)
-        train(config, data=given, partition=partition, device="cpu", out=out)
+    for passed in (None, data):
+        out = tmp_path / str(passed is None)
+        train(config, data=passed, partition=partition, device="cpu", out=out)
         recorded = RunDirectory.open(out).config().data
         assert (recorded.labeled, recorded.partition.kind) == (12, "own")
-        assert resume(out, data=given, partition=partition, device="cpu").rounds
+        assert resume(out, data=passed, partition=partition, device="cpu").rounds
         with pytest.raises(ConfigError, match="a program divided these images; pass its Partition"):
             resume(out, device="cpu")
         other = Partition(rows[1:13], (rows[13:20], rows[20:60]))
         with pytest.raises(
             ValueError, match="labelled images are not those that the run began with"
         ):
-            resume(out, data=given, partition=other, device="cpu")
+            resume(out, data=passed, partition=other, device="cpu")
     # As few as the configuration could not divide: its own division is not made.
     few = replace(partition, labeled=rows[:4])
     train(config, partition=few, device="cpu", out=tmp_path / "few")

@@ -1,4 +1,4 @@
-"""Configuration: overrides, and mistakes said in one line that names key, value and mend."""
+"""Configuration: overrides, and mistakes, each in one line that names the key, the value and the fix."""
 
 from pathlib import Path
 from typing import Any

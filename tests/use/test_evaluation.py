@@ -25,7 +25,7 @@ def test_accuracy_precision_and_recall_by_hand() -> None:
     assert evaluation.accuracy == 75
     assert evaluation.precision == [100, pytest.approx(200 / 3), None]
     assert evaluation.recall == [50, 100, None]
-    # 0.9 and 1.0 right, 0.8 wrong, 0.7 right, each in a stretch of its own.
+    # 0.9 and 1.0 right, 0.8 wrong, 0.7 right, each in an interval of its own.
     assert evaluation.calibration_error == pytest.approx(100 * (0.1 + 0.0 + 0.8 + 0.3) / 4)
     assert sum(bin.count for bin in evaluation.bins) == 4
 
