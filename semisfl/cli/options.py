@@ -1,18 +1,19 @@
 """Options that several commands share."""
 
-import contextlib
 import itertools
 import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from semisfl.cli import console
+from semisfl.settings.extras import needs
 
 Preset = Annotated[
     str,
@@ -107,8 +108,8 @@ Memory = Annotated[
 
 EXIT_CODES = {"setup": 2, "refused": 4, "revoked": 5, "policy": 6}
 """Exit codes of devices for each reason why they cannot take part; 0: finished, or stopped by a signal."""
-EXTRA = "this needs the network packages: pip install 'semisfl[network]'"
 
+needs_network = partial(needs, "network", "grpc", "msgpack", "cryptography")
 ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_.-]*\s*=")
 
 
@@ -189,16 +190,6 @@ def name_of(preset: str) -> str:
 
 def _is_file(path: Path) -> bool:
     return path.suffix == ".toml" or len(path.parts) > 1
-
-
-@contextlib.contextmanager
-def needs_network() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] in ("grpc", "msgpack", "cryptography"):
-            raise ValueError(f"{EXTRA} (no module {error.name!r})") from error
-        raise
 
 
 def require_certs(command: str, certs: Path | None, insecure_loopback: bool) -> None:

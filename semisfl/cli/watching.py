@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semisfl.cli import console
+from semisfl.settings.extras import missing
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -134,9 +135,7 @@ def exported(
 def _require(extra: str, *packages: str) -> None:
     for name in packages:
         if importlib.util.find_spec(name) is None:
-            raise ValueError(
-                f"this needs further packages: pip install 'semisfl[{extra}]' (no module {name!r})"
-            )
+            raise missing(extra, name)
 
 
 COMMANDS = {"watch": watch}

@@ -5,6 +5,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.files import open_file
+from semisfl.settings.extras import needs
 
-EXTRA = "ONNX needs further packages: pip install 'semisfl[onnx]'"
 ABOUT = "semisfl"
 """The key of the file's metadata under which the model is described."""
 CALIBRATION_BATCH = 16
-
-
-@contextlib.contextmanager
-def needs_onnx() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        named = (error.name or "").split(".")[0]
-        if named in ("onnx", "onnxruntime", "onnxscript", "onnx_ir"):
-            raise ValueError(f"{EXTRA} (no module {error.name!r})") from error
-        raise
+needs_onnx = partial(needs, "onnx", "onnx", "onnxruntime", "onnxscript", "onnx_ir")
 
 
 def write(
