@@ -12,7 +12,7 @@ from typing import Any, Literal
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.grouping import Group, find_runs, group_runs, read_run
 from semisfl.runs.report import Summary, summarise
-from semisfl.runs.sweeps import PLAIN, Sweep, Variant, cells
+from semisfl.runs.sweeps import PLAIN, Sweep, Variant, grid
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
@@ -73,14 +73,14 @@ def list_jobs(
     first = configs.parse(values, others=entries.values()).seed
     jobs = []
     for seed, cell, variant in itertools.product(
-        range(first, first + seeds), cells(sweeps), variants
+        range(first, first + seeds), grid(sweeps), variants
     ):
         changed = configs.override(values, [*variant.assignments, *cell.assignments])
         for method, entry in entries.items():
             config = configs.parse(
                 {**changed, "method": method, "seed": seed}, others=entries.values()
             )
-            parts = (_as_file_name(entry.name), variant.name, cell.file_name, f"seed{seed}")
+            parts = (_as_file_name(entry.name), variant.name, cell.name, f"seed{seed}")
             path = out / "-".join(part for part in parts if part)
             label = " ".join([entry.title, variant.name, *cell.assignments]) if variant.name else ""
             jobs.append(Job.of(config, path, label, variant.name))

@@ -50,34 +50,8 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One value of each setting that is swept."""
-
-    settings: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def assignments(self) -> list[str]:
-        """Return ``key=value`` each, as ``--set`` takes them."""
-        return [f"{key}={value}" for key, value in self.settings]
-
-    @property
-    def file_name(self) -> str:
-        """Return the part of a run directory's name that says the values; empty if nothing is swept."""
-        named = "-".join(f"{key}-{value}" for key, value in self.settings)
-        return re.sub(r"[^A-Za-z0-9._+-]", "_", named)
-
-
-def cells(sweeps: Sequence[Sweep]) -> list[Cell]:
-    """Return the grid of all values; one cell without settings if nothing is swept."""
-    if len({sweep.key for sweep in sweeps}) < len(sweeps):
-        raise ConfigError("--sweep names a key twice; give all its values at once")
-    pairs = [[(sweep.key, value) for value in sweep.values] for sweep in sweeps]
-    return [Cell(settings) for settings in itertools.product(*pairs)]
-
-
-@dataclass(frozen=True)
 class Variant:
-    """A named group of settings, for `compare --variants`."""
+    """A named group of settings: of `compare --variants`, or one value of each swept setting."""
 
     name: str = ""
     assignments: tuple[str, ...] = ()
@@ -85,6 +59,19 @@ class Variant:
 
 
 PLAIN = Variant()
+
+
+def grid(sweeps: Sequence[Sweep]) -> list[Variant]:
+    """Return a variant for every combination of values, named for a directory; `PLAIN` alone if nothing is swept."""
+    if len({sweep.key for sweep in sweeps}) < len(sweeps):
+        raise ConfigError("--sweep names a key twice; give all its values at once")
+    pairs = [[(sweep.key, value) for value in sweep.values] for sweep in sweeps]
+    variants = []
+    for settings in itertools.product(*pairs):
+        name = "-".join(f"{key}-{value}" for key, value in settings)
+        assignments = tuple(f"{key}={value}" for key, value in settings)
+        variants.append(Variant(re.sub(r"[^A-Za-z0-9._+-]", "_", name), assignments))
+    return variants
 
 
 def read_variants(path: Path) -> list[Variant]:
