@@ -166,7 +166,7 @@ def fedmatch_original(values: Values) -> Values:
 
 
 def frontier(values: Values) -> Values:
-    """SemiSFL beyond its paper: labels that know what a client holds, and a sixth of the bytes per round."""
+    """SemiSFL beyond its paper: labels corrected by what each client holds, and a sixth of the bytes per round."""
     return merge(
         values,
         {
