@@ -83,7 +83,6 @@ bench: $(VENV)/.installed-test
 results: $(VENV)/.installed
 	for page in $(PAGES); do $(BIN)/semisfl reproduce all --no-run --into docs/$$page.md || exit 1; done
 	$(BIN)/python -m benchmarks.result_tables
-	$(BIN)/python -m benchmarks.security_tables
 
 image-test:
 	BASE="$(BASE)" IMAGE_ARGS="$(IMAGE_ARGS)" deploy/image-test.sh

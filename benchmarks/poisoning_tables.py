@@ -1,4 +1,4 @@
-"""Make the tables of docs/poisoning.md from the runs in results/poisoning; `benchmarks.security_tables` writes them."""
+"""The tables of docs/poisoning.md, from results/poisoning; `python -m benchmarks.result_tables` writes them."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Write the tables of the results pages that `semisfl reproduce` does not, again from the records in results/.
+"""Write the tables of the pages that `semisfl reproduce` does not, and a picture, again from results/.
 
     python -m benchmarks.result_tables
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks import cpu_tables, frontier_tables, own_images
+from benchmarks import cpu_tables, frontier_tables, own_images, poisoning_tables, security_tables
 from benchmarks.records import (
     DOCS,
     METHODS,
@@ -36,6 +36,7 @@ from semisfl.runs.report import Spread
 PAGES = (
     *("results.md", "results-more.md", "paper-choices.md", "frontier.md"),
     *("performance.md", "performance-cpu.md", "own-images.md", "own-images-choice.md", "models.md"),
+    *("leakage.md", "poisoning.md", "security.md"),
 )
 
 
@@ -216,6 +217,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **frontier_tables.TABLES,
     **cpu_tables.TABLES,
     **own_images.TABLES,
+    **security_tables.TABLES,
+    **poisoning_tables.TABLES,
     "digits-costs": digits_costs,
     "compared": compared,
     "pairs": pairs,
@@ -239,6 +242,7 @@ def pages() -> dict[Path, str]:
 def main() -> None:
     for page, text in pages().items():
         page.write_text(text, encoding="utf-8")
+    security_tables.draw(security_tables.PICTURE)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,24 @@
-"""Write the tables of docs/leakage.md, poisoning.md and security.md, and a picture, from results/leakage and results/poisoning.
+"""The tables and a picture of docs/leakage.md and security.md, from results/leakage.
 
-    python -m benchmarks.security_tables
-
-Each table stands between ``<!-- security tradeoff -->`` and ``<!-- end of tradeoff -->``, with its own name.
+`python -m benchmarks.result_tables` writes them.
 """
 
 import json
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks import poisoning_tables, records
+from benchmarks import records
 from benchmarks.poisoning_tables import spread
 from benchmarks.records import accuracies, each, table
 from semisfl.fleet.caps import Held, Price
-from semisfl.paper.document import filled
 from semisfl.settings.bits import upload_bits
 from semisfl.settings.policy import Policy, read_policy
 
 LEAKAGE = Path("results/leakage/leakage.json")
 POLICIES = Path("results/leakage/policies.json")
-DOCUMENTS = tuple(Path("docs") / name for name in ("leakage.md", "poisoning.md", "security.md"))
 PICTURE = Path("docs/leakage-tradeoff.png")
 POINTS = {
     "plain": "nothing",
@@ -227,7 +222,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10-update-noise": cifar10_update_noise,
     "policy-attacks": policy_attacks,
     "uploads": solved_uploads,
-    **poisoning_tables.TABLES,
 }
 
 
@@ -263,24 +257,3 @@ def draw(file: Path) -> None:
         xlabel="SSIM of what a decoder rebuilds", ylabel="points of accuracy lost", xlim=(0.1, 1)
     )
     figure.savefig(file, dpi=110)
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names of the tables that a document has a place for."""
-    return re.findall(r"^<!-- security (\S+) -->$", text, re.MULTILINE)
-
-
-def with_tables(text: str) -> str:
-    """Return the document with its tables made again."""
-    return filled(text, lambda name: TABLES[name](), names_in(text), "security")
-
-
-def main() -> None:
-    for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
-        document.write_text(with_tables(text), encoding="utf-8")
-    draw(PICTURE)
-
-
-if __name__ == "__main__":
-    main()
