@@ -52,7 +52,6 @@ from semisfl.algorithm.losses import consistency, pseudo_label  # noqa: E402
 from semisfl.data.augment import Augmentation, Normalizer  # noqa: E402
 from semisfl.data.batches import RoundBatches, split_views  # noqa: E402
 from semisfl.fleet.base import FullRound, State, mean_state  # noqa: E402
-from semisfl.methods.full_model import states_of  # noqa: E402
 from semisfl.runs import experiment as experiments  # noqa: E402
 from semisfl.runs import run_data  # noqa: E402
 from semisfl.settings import config, presets  # noqa: E402
@@ -211,10 +210,10 @@ class Ours:
             self.steps,
             RATE,
             send={"model": self.model.state_dict()},
-            settings={"tau": THRESHOLD},
+            settings={"confidence_threshold": THRESHOLD},
         )
         results = self.fleet.train(FixMatchWork(), plan)
-        self.model.load_state_dict(mean_state(states_of(results, "model")))
+        self.model.load_state_dict(mean_state([result.states["model"] for result in results]))
         self.seconds.append(time.perf_counter() - started)
 
 

@@ -15,6 +15,20 @@ from semisfl.settings import presets
 from semisfl.settings.config import override, parse
 from tests import processes
 
+FLOWER = """
+import sys
+from unittest.mock import MagicMock
+for name in ("app", "clientapp", "serverapp", "serverapp.strategy", "simulation"):
+    sys.modules[f"flwr.{name}"] = MagicMock()  # Flower is not installed here
+from benchmarks import flower
+case = "one convolution, batch 10"
+ours = flower.Ours(case, 1)
+first = {name: value.clone() for name, value in ours.model.state_dict().items()}
+ours.round(1)
+assert flower.largest_difference(ours.model.state_dict(), first) > 0
+assert flower.gflop_a_step(case) > 0
+flower.holdings(case, 1)
+"""
 TINY = ("clients.active=2", "clients.steps=1", "clients.batch=4", "server.steps=1")
 
 
@@ -57,6 +71,11 @@ def test_rounds_of_a_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     result = rounds.timed("digits::supervised", options, turn)
     assert result["item"] == "digits::supervised" and result["shares_percent"]
     assert "kernel seconds" in (tmp_path / "digits-supervised.txt").read_text()
+
+
+def test_our_half_of_the_comparison_with_flower() -> None:
+    done = processes.run([sys.executable, "-c", FLOWER], timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 def test_savings_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
