@@ -28,7 +28,7 @@ from semisfl.net.messages import Schemas
 
 
 class Responder(queue.Queue[object]):
-    """Take the inbox's place, always empty: report on the loop that the client is ready, and nothing else."""
+    """Stand in for a connection's inbox: answer the first message with ``ready``, and drop all others."""
 
     def __init__(self, digest: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def crowd(folder: Path, first: int, last: int, port: int) -> None:
     signal.pause()
 
 
-def lonely_server(folder: Path, clients: int, port: int, state: Any) -> None:
+def counting_server(folder: Path, clients: int, port: int, state: Any) -> None:
     """Publish the number of connected clients to another process, and measure their cost once all are there."""
     fleet = server(folder, clients, port)
     empty = resident()
@@ -84,14 +84,14 @@ def idle(clients: int = 1000) -> dict[str, Any]:
 
         def start_server() -> multiprocessing.Process:
             process = PROCESSES.Process(
-                target=lonely_server, args=(folder, clients, port, state), daemon=True
+                target=counting_server, args=(folder, clients, port, state), daemon=True
             )
             process.start()
             return process
 
         process = start_server()
-        people = PROCESSES.Process(target=crowd, args=(folder, 0, clients, port), daemon=True)
-        people.start()
+        devices = PROCESSES.Process(target=crowd, args=(folder, 0, clients, port), daemon=True)
+        devices.start()
         connected = wait(lambda: state["present"] == clients, 300)
         # The server sends every client one heartbeat in this time.
         before, _ = state["cpu"], wait(lambda: state["heartbeats"] >= clients, 60)
@@ -110,7 +110,7 @@ def idle(clients: int = 1000) -> dict[str, Any]:
         result["seconds_until_all_are_back"] = round(
             wait(lambda: state["present"] == clients, 300), 1
         )
-        for each in (process, people):
+        for each in (process, devices):
             each.kill()
             each.join()
     return result

@@ -2,11 +2,11 @@
 
     python -m benchmarks.inference [--models cnn,cnn@96,alexnet] [--images 30] [--json]
 
-A server process and a device in this one, a thread each, mutual TLS, one image at a time. Beside every
-cut and codec stand the whole model on the device (nothing is sent) and the image sent to the server as it
-is. Links: loopback, and a proxy that lets 4 Mbit/s through each way and adds no delay of its own; the
-bytes are those that pass the proxy, so TLS and HTTP/2 are among them. Weights are the first ones: time and
-bytes do not depend on them.
+The server has a process of its own and the device is in this one, with a thread each, mutual TLS and one
+image at a time. Two ways without a cut are measured too: the whole model on the device, which sends nothing,
+and a server that gets the image itself. The connections are loopback, and a proxy that passes 4 Mbit/s each
+way and adds no delay of its own. Bytes are counted at the proxy, so they include TLS and HTTP/2. The model
+is not trained: time and bytes do not depend on its weights.
 """
 
 import argparse
@@ -48,11 +48,11 @@ CODECS = ("fp32", "int8")
 WARM_UP = 2
 
 
-# --- a slow link ---------------------------------------------------------------------------------
+# --- a slow connection ---------------------------------------------------------------------------------
 
 
 class SlowLink:
-    """Pass bytes on at ``RATE`` each way, and count them."""
+    """A proxy on loopback that passes bytes on at ``RATE`` each way, and counts them."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

@@ -184,7 +184,7 @@ def iteration(rounds: int = 5, count: int = 20, clients: int = CLIENTS) -> dict[
         ports = {name: PROCESSES.Value("i", 0) for name in ("transport", "fleet")}
         up, down = 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
         # Forked before this process starts a gRPC thread, because a fork with one would hang.
-        people = {
+        processes_of = {
             "bare": start(bare_client, clients, folder, listener.getsockname()[1], up, down),
             "transport": start(stand_in, clients, folder, ports["transport"], False),
             "fleet": start(stand_in, clients, folder, ports["fleet"], True),
@@ -200,12 +200,17 @@ def iteration(rounds: int = 5, count: int = 20, clients: int = CLIENTS) -> dict[
         results: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
         for number in range(rounds + 1):
             for name, loop in loops.items():
-                others = [process for other in people if other != name for process in people[other]]
+                others = [
+                    process
+                    for other, group in processes_of.items()
+                    if other != name
+                    for process in group
+                ]
                 with paused(others):
                     measured = timed(loop, count)
                 if number:  # the first pass warms up
                     results[name].append(measured)
-        for process in [process for group in people.values() for process in group]:
+        for process in [process for group in processes_of.values() for process in group]:
             process.kill()
         for fleet in servers.values():
             fleet.kill()

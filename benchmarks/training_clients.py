@@ -218,7 +218,7 @@ class Crowd:
             print(f"client-{client.number}: {item}", file=sys.stderr)
 
 
-def live(folder: Path, port: int, images: dict[int, Tensor], pipe: Pipe) -> None:
+def run_clients(folder: Path, port: int, images: dict[int, Tensor], pipe: Pipe) -> None:
     """Run clients until the end. ``pipe`` names the clients to kill and when; None asks for their state."""
     logging.disable(logging.CRITICAL)  # a thousand clients start before their server
     torch.set_num_threads(1)
@@ -269,7 +269,9 @@ def measure(case: Case) -> dict[str, Any]:
             ours, theirs = PROCESSES.Pipe()
             pipes.append(ours)
             processes.append(
-                PROCESSES.Process(target=live, args=(folder, port, images, theirs), daemon=True)
+                PROCESSES.Process(
+                    target=run_clients, args=(folder, port, images, theirs), daemon=True
+                )
             )
         try:
             for process in processes:
@@ -284,7 +286,7 @@ def measure(case: Case) -> dict[str, Any]:
 def _results(
     case: Case, server: Pipe, crowds: Sequence[Pipe], processes: Sequence[BaseProcess]
 ) -> dict[str, Any]:
-    def said_by(pipe: Pipe) -> Any:
+    def received_from(pipe: Pipe) -> Any:
         while not pipe.poll(1.0):
             for process in processes:
                 if process.exitcode is not None:
@@ -293,12 +295,12 @@ def _results(
 
     rows: list[dict[str, Any]] = []
     while len(rows) < case.rounds:
-        if (row := said_by(server)) is not None:
+        if (row := received_from(server)) is not None:
             rows.append(row)
         last = rows[-1]["seconds"] if rows else 1.0
         for crowd in crowds:
             crowd.send(case.deaths(len(rows), last) if len(rows) < case.rounds else None)
-    people = [said_by(crowd) for crowd in crowds]
+    states = [received_from(crowd) for crowd in crowds]
     server.send(None)
     seconds = [row["seconds"] for row in rows]
     return {
@@ -307,8 +309,8 @@ def _results(
         "round_seconds_max": round(max(seconds), 2),
         "rounds_lost": case.rounds - len({row["round"] for row in rows}),
         "answers_lost": sum(case.active - row["contributing"] for row in rows),
-        **said_by(server),
-        **{name: sum(each[name] for each in people) for name in people[0]},
+        **received_from(server),
+        **{name: sum(each[name] for each in states) for name in states[0]},
     }
 
 

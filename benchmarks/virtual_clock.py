@@ -4,10 +4,10 @@
 
 Devices are `semisfl join` processes. Each reaches the server through a relay in a process of its own that
 lets so many bytes pass per second in each direction and holds every byte back for the latency. The clock is
-given these links, and what this machine computes as `semisfl bench --client` finds it while it is as busy as
-during the rounds. Links are so slow and the model so small that nearly all of the time is bytes: of computing
-on a machine that others use too, nobody knows beforehand how long it takes. The first round is not compared:
-processes then still allocate and compile.
+given these connections, and this machine's speed as `semisfl bench --client` measures it. The connections are
+so slow and the model is so small that nearly all of the time is spent on bytes: how long a shared machine
+computes cannot be predicted. The first round is not compared, because processes then still allocate and
+compile.
 """
 
 import argparse
@@ -158,7 +158,7 @@ def device(name: str, images: Path, port: int, digest: str) -> Iterator[None]:
         process.wait()
 
 
-# --- a slow link -------------------------------------------------------------------------------------
+# --- a slow connection -------------------------------------------------------------------------------------
 
 
 @contextmanager
