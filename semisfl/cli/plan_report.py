@@ -82,12 +82,10 @@ def assumptions(plan: "Plan", images: float, profile: str) -> str:
     """Return the connections, devices and codecs that the numbers hold for."""
     from semisfl.costs.plan import ROUNDS
 
-    world, clients = plan.world, plan.config.clients
+    clients = counted(plan.config.clients.active, "client")
     return (
-        f"Connections: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
-        f"Devices: {profile} ({world.profile.about}). Codecs: {_codecs(plan.config)}. Bytes are what a run "
-        f"counts. Seconds are means of {ROUNDS} drawn rounds of {counted(clients.active, 'client')} with {images:,.0f} "
-        f"images each; {USUAL}"
+        f"{plan.world.described(profile)} Codecs: {_codecs(plan.config)}. Bytes are what a run counts. Seconds are "
+        f"means of {ROUNDS} drawn rounds of {clients} with {images:,.0f} images each; {USUAL}"
     )
 
 
@@ -157,11 +155,9 @@ def as_json(plan: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]
         run = {"run_bytes": plan.run_bytes(line), "run_hours": plan.run_hours(line)}
         return asdict(line) | {"total": line.total, "rounds_per_day": fitting} | run
 
-    world = plan.world
     common = {
         "rounds": plan.config.rounds,
-        "links": {"up": asdict(world.up), "down": asdict(world.down), "latency": world.latency},
-        "profile": world.profile.model_dump(mode="json"),
+        **plan.world.as_json(),
         "wire": plan.config.wire.model_dump(),
         "methods": [plain(line) for line in plan.methods],
     }

@@ -116,9 +116,8 @@ def _print(
     for note in notes(results, codec):
         print(note)
     print(
-        f"Connections: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
-        f"Devices: {profile} ({world.profile.about}). Work, send and wait are shares of an active client's "
-        "time. Sent includes rounds that had to be repeated."
+        f"{world.described(profile)} Work, send and wait are shares of an active client's time. Sent includes "
+        "rounds that had to be repeated."
     )
 
 
@@ -231,8 +230,7 @@ def _as_json(
         )
     return {
         "results": runs,
-        "links": {"up": asdict(world.up), "down": asdict(world.down), "latency": world.latency},
-        "profile": world.profile.model_dump(mode="json"),
+        **world.as_json(),
         "codec": codec,
         "notes": notes(results, codec),
         "picture": str(picture) if picture else None,

@@ -9,8 +9,9 @@ Every draw is a function of (seed, round, client, purpose).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from semisfl import seeds
 from semisfl.costs.profiles import Device, Profile
@@ -60,6 +61,18 @@ class World:
     """Seconds that every message takes besides its bytes."""
     profile: Profile
     seed: int = 0
+
+    def described(self, profile: str) -> str:
+        """Return the connections and devices in two sentences; ``profile`` is the name given to them."""
+        return (
+            f"Connections: {self.up} Mbit/s up, {self.down} down, {1000 * self.latency:g} ms per message. "
+            f"Devices: {profile} ({self.profile.about})."
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        links = {"up": asdict(self.up), "down": asdict(self.down), "latency": self.latency}
+        return {"links": links, "profile": self.profile.model_dump(mode="json")}
 
     def rates(self, round_index: int, client: int) -> tuple[float, float]:
         """Return a client's bytes per second up and down in a round."""
