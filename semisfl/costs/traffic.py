@@ -11,7 +11,6 @@ from semisfl.costs.rounds import Bytes, Priced
 from semisfl.fleet.base import draw_active
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.metrics import RoundMetrics
-from semisfl.settings.config import Config
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,15 @@ def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
     sent = now.bytes_total - before.bytes_total
     if not sent:
         return Crossed({})
-    active = _active(now, priced.config)
+    seed, clients = priced.config.seed, priced.config.clients
+    # The clients drawn for the round, if all were present.
+    active = draw_active(seed, now.round, clients.total, range(clients.total), clients.active)
     usual = (priced.usual or Cost(0, 0)).by_kind()
     if now.bytes is not None and before.bytes is not None:
         kinds = {kind: size - before.bytes.get(kind, 0) for kind, size in now.bytes.items()}
     else:
         kinds = _by_formula(sent, usual, len(active), now, priced.sizes)
     return Crossed(_shared(kinds, usual, active), exact=False)
-
-
-def _active(metrics: RoundMetrics, config: Config) -> tuple[int, ...]:
-    """Return the clients drawn for a round if all were present."""
-    clients = config.clients
-    everyone = range(clients.total)
-    return draw_active(config.seed, metrics.round, clients.total, everyone, clients.active)
 
 
 def _by_formula(

@@ -80,7 +80,8 @@ def list_jobs(
             config = configs.parse(
                 {**changed, "method": method, "seed": seed}, others=entries.values()
             )
-            parts = (_as_file_name(entry.name), variant.name, cell.name, f"seed{seed}")
+            # Of a method named ``package.module:Class`` the class alone.
+            parts = (entry.name.rpartition(":")[2], variant.name, cell.name, f"seed{seed}")
             path = out / "-".join(part for part in parts if part)
             label = " ".join([entry.title, variant.name, *cell.assignments]) if variant.name else ""
             jobs.append(Job.of(config, path, label, variant.name))
@@ -117,11 +118,6 @@ def _refuse_unread(job: Job, changed: Sequence[str]) -> None:
     known, method = configs.known_keys(type(job.config)), job.config.method
     if unread := [key for key in changed if key not in known]:
         raise ConfigError(f"{method} does not read {unread[0]}; leave {method} out of --methods")
-
-
-def _as_file_name(method: str) -> str:
-    """Return the class name alone of a method that is named ``package.module:Class``."""
-    return method.rpartition(":")[2]
 
 
 def _status(config: Config, path: Path) -> Status:

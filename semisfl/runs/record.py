@@ -13,7 +13,7 @@ from typing import Any
 from semisfl.files import write_whole
 from semisfl.runs import reading
 from semisfl.runs.preset_changes import flat, nearest_preset
-from semisfl.runs.reading import FORMAT, SUFFIX, Values
+from semisfl.runs.reading import FORMAT, SUFFIX
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.version import VERSION
@@ -45,7 +45,7 @@ def write(run: Path, file: Path) -> None:
         "environment": environment,
         "images": reading.read_images(run),
         "holdings": reading.read_holdings(run) or None,
-        "metrics": _columns(reading.read_rounds(run, dict)),
+        "metrics": _rounded(reading.columns(reading.read_rounds(run, dict))),
     }
     write_whole(file, as_text({key: record[key] for key in record if record[key] is not None}))
 
@@ -91,11 +91,6 @@ def as_text(record: Mapping[str, Any]) -> bytes:
 
 def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _columns(rounds: Sequence[Values]) -> dict[str, list[Any]]:
-    """Return one list per key, rounded; null where a round does not have it."""
-    return {key: _rounded(values) for key, values in reading.columns(rounds).items()}
 
 
 def _rounded(value: Any) -> Any:

@@ -125,7 +125,8 @@ class Followed:
             return "running", f"round {self.done + 1} of {self.rounds}, {holder}"
         if holder is None:
             return "unfinished", f"{self.done} of {self.rounds} rounds are there"
-        if any(text in self._last_log_line() for text in STOPPED):
+        last_line = (self.log(-1)[0] or [""])[-1]
+        if any(text in last_line for text in STOPPED):
             return "stopped", f"stopped in round {self.done + 1}; --resume goes on"
         return (
             "crashed",
@@ -159,9 +160,6 @@ class Followed:
         return holder, any(
             f":{inode} " in line and f" {match[1]} " in line for line in _locks().splitlines()
         )
-
-    def _last_log_line(self) -> str:
-        return (self.log(-1)[0] or [""])[-1]
 
     def updated(self) -> float:
         """Return when the run last wrote something, in seconds after the epoch."""
