@@ -74,7 +74,7 @@ def collect(runs: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(runs.glob("*/*/metrics.jsonl")):
         task, _, variant = file.parent.parent.name.partition("-")
         name, seed = file.parent.name.rsplit("-seed", 1)
-        method = max(filter(name.startswith, lookup.method_names()), key=len)
+        method = max(filter(name.startswith, lookup.METHODS.names()), key=len)
         rounds = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         config = tomllib.loads((file.parent / "config.toml").read_text(encoding="utf-8"))
         yield {

@@ -147,7 +147,7 @@ def test_it_is_compared_with_the_others_by_name_and_by_path(
     assert config["fixmatch"]["confidence_threshold"] == 0.3
     other = tomllib.loads((tmp_path / "a" / "supervised-seed0" / "config.toml").read_text())
     assert "fixmatch" not in other
-    assert NAME in lookup.methods(), "and `--methods all` is those"
+    assert NAME in lookup.METHODS.all(), "and `--methods all` is those"
 
 
 @pytest.mark.usefixtures("reachable")

@@ -74,7 +74,7 @@ def choose(names: str, known: Iterable[str], kind: str) -> list[str]:
 
 def rules() -> list[str]:
     """Return every aggregate, alone and with limited features."""
-    names = lookup.aggregate_names()
+    names = lookup.AGGREGATES.names()
     return [*names, *(name + LIMITED for name in names)]
 
 

@@ -19,16 +19,16 @@ def list_(json_: Json = False) -> None:
     from semisfl.settings import lookup
     from semisfl.settings.presets import PRESETS, VARIANTS
 
-    methods = [_named(entry, "title", "summary", "note") for entry in lookup.methods().values()]
+    methods = [_named(entry, "title", "summary", "note") for entry in lookup.METHODS.all().values()]
     known: dict[str, list[dict[str, Any]]] = {
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
         "methods": methods,
         "models": _models(),
-        "data": [_named(entry, "summary") for entry in lookup.data_sets().values()],
-        "codecs": [_named(entry, "summary") for entry in lookup.codecs().values()],
-        "aggregates": [_named(entry, "summary") for entry in lookup.aggregates().values()],
-        "sinks": [_named(entry, "summary") for entry in lookup.sinks().values()],
+        "data": [_named(entry, "summary") for entry in lookup.DATA.all().values()],
+        "codecs": [_named(entry, "summary") for entry in lookup.CODECS.all().values()],
+        "aggregates": [_named(entry, "summary") for entry in lookup.AGGREGATES.all().values()],
+        "sinks": [_named(entry, "summary") for entry in lookup.SINKS.all().values()],
     }
     if json_:
         print(json.dumps(known))

@@ -31,7 +31,7 @@ def planned(config: Config) -> AboutImages:
     """Return the facts for a run that has not begun; images are loaded only if the catalog lacks them."""
     name, side = config.data.name, config.data.size
     folders: Mapping[str, Sized] | None = None
-    if (known := lookup.data_set(name)) and known.images is not None:
+    if (known := lookup.DATA.find(name)) and known.images is not None:
         shape, classes, images = known.shape, known.classes, known.images
     else:
         from semisfl.data import sources
@@ -52,7 +52,7 @@ def planned(config: Config) -> AboutImages:
 
 def _images_of(name: str) -> int:
     """Return the number of training images of a named set, or at a path."""
-    if (known := lookup.data_set(name)) and known.images is not None:
+    if (known := lookup.DATA.find(name)) and known.images is not None:
         return known.images
     from semisfl.data import sources
 

@@ -147,7 +147,7 @@ def make(
 ) -> Plan:
     """Return the plan; ``config_of`` gives the run's configuration with another method and its settings."""
     own = Priced.of(config, held)
-    entries = lookup.methods()
+    entries = lookup.METHODS.all()
     entries.setdefault(config.method, own.entry)
     priced = [
         own.by(entry, config_of(name) if config_of else config) for name, entry in entries.items()

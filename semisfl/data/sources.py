@@ -36,13 +36,13 @@ def load(
     """
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel; use 1 or more")
-    if entry := lookup.data_set(name):
+    if entry := lookup.DATA.find(name):
         return _checked(_named(entry, size, like, cache), tested)
     path = Path(os.path.expanduser(os.path.expandvars(name)))
     source = (places.at(path) or _in_environment(name)) if name.strip() else None
     if source is None:
         raise ValueError(
-            f"data {name!r} is neither a known set ({', '.join(lookup.data_sets())}) nor a path to images"
+            f"data {name!r} is neither a known set ({', '.join(lookup.DATA.all())}) nor a path to images"
             f"{_searched()}"
         )
     return _checked(_dataset(source, None, size, like, cache), tested)

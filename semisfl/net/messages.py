@@ -107,7 +107,7 @@ def hello(
         "protocol": PROTOCOL,
         "run": run,
         "name": name,
-        "codecs": sorted([*lookup.codec_names(), *EXTENSIONS]),
+        "codecs": sorted([*lookup.CODECS.names(), *EXTENSIONS]),
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,

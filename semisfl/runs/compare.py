@@ -50,10 +50,10 @@ class Job:
 def choose_methods(names: str) -> list[str]:
     """Return the methods that ``a,b`` or ``all`` names."""
     if names.strip() == "all":
-        return list(lookup.methods())
+        return list(lookup.METHODS.all())
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not chosen:
-        known = ", ".join(lookup.method_names())
+        known = ", ".join(lookup.METHODS.names())
         raise ConfigError(f"--methods names no method; use all or some of {known}")
     for name in chosen:
         lookup.method(name)

@@ -65,7 +65,7 @@ def in_full(configs: Sequence[Flat]) -> list[Flat]:
     """Return configurations with today's defaults added and the settings of other methods and rules removed."""
     methods = {one["method"] for one in configs}
     defaults = {method: _defaults(method) for method in methods}
-    known = methods & lookup.methods().keys()
+    known = methods & lookup.METHODS.all().keys()
     unread = {method: lookup.unread_settings(method) for method in known}
     complete = [defaults[one["method"]] | one for one in configs]
     return [without({*unread.get(one["method"], ()), *_other_rules(one)}, one) for one in complete]
@@ -74,7 +74,7 @@ def in_full(configs: Sequence[Flat]) -> list[Flat]:
 def _other_rules(config: Flat) -> set[str]:
     """Return the sections of the aggregation rules that ``config`` does not choose."""
     chosen = config.get("robust.aggregate", "mean")
-    others = (name for name in lookup.aggregate_names() if name != chosen)
+    others = (name for name in lookup.AGGREGATES.names() if name != chosen)
     return {f"robust.{section_of(name)}" for name in others}
 
 

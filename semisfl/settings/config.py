@@ -212,11 +212,11 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
         )
     values = _without_own_view(modernised(values))
     kind = _class_for(values)
-    entries = (*others, *lookup.methods().values())
+    entries = (*others, *lookup.METHODS.all().values())
     sections = {entry.section for entry in entries if entry.section} - set(kind.model_fields)
     values = _without_others(values, sections, built_in_sections(), "")
     if isinstance(robust := values.get("robust"), dict):
-        rules = {section_of(name) for name in lookup.aggregate_names()}
+        rules = {section_of(name) for name in lookup.AGGREGATES.names()}
         rules -= set(class_for(robust).model_fields)
         values["robust"] = _without_others(robust, rules, rule_sections(), "robust.")
     refuse_retired(values)

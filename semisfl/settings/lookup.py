@@ -9,10 +9,10 @@ import importlib
 import logging
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from semisfl.settings import catalog
 from semisfl.settings.entries import NamedAggregate, NamedCodec, NamedData, NamedMethod, NamedSink
@@ -26,23 +26,71 @@ WORK_NEEDS = ("name", "answers", "start", "step", "finish")
 SINK_NEEDS = ("start", "write", "close")
 
 
+@dataclass(frozen=True)
+class Group(Generic[Entry]):
+    """The entries of one kind: this package's, then those of installed packages."""
+
+    entry_points: str
+    """The group under which other packages name theirs."""
+    kind: type[Entry]
+    own: Mapping[str, Entry]
+
+    def points(self) -> dict[str, EntryPoint]:
+        """Return the entry points of installed packages, except names that this package has."""
+        found = _entry_points(self.entry_points, tuple(sys.path))
+        return {point.name: point for point in found if point.name not in self.own}
+
+    def names(self) -> list[str]:
+        """Return all names without importing anything."""
+        return [*self.own, *self.points()]
+
+    def find(self, name: str) -> Entry | None:
+        """Return the entry of a name; None if it is not known."""
+        if name in self.own:
+            return self.own[name]
+        point = self.points().get(name)
+        return self._load(point) if point else None
+
+    def all(self) -> dict[str, Entry]:
+        """Return the entries by name. One that cannot be loaded is left out, with a warning."""
+        entries = dict(self.own)
+        for name, point in self.points().items():
+            try:
+                entries[name] = self._load(point)
+            except ConfigError as error:  # somebody else's package must not take ours down
+                log.warning("%s is left out: %s", name, error)
+        return entries
+
+    def _load(self, point: EntryPoint) -> Entry:
+        loaded = load(point.value)
+        if self.kind is NamedMethod:
+            loaded = _as_method(loaded, point.value)
+        if not isinstance(loaded, self.kind):
+            raise ConfigError(
+                f"entry point {point.name} = {point.value} is no {self.kind.__name__}"
+            )
+        return replace(loaded, name=point.name)
+
+
+METHODS = Group("semisfl.methods", NamedMethod, catalog.METHODS)
+DATA = Group("semisfl.data", NamedData, catalog.DATA)
+CODECS = Group("semisfl.codecs", NamedCodec, catalog.CODECS)
+AGGREGATES = Group("semisfl.aggregates", NamedAggregate, catalog.AGGREGATES)
+SINKS = Group("semisfl.sinks", NamedSink, catalog.SINKS)
+
+
 # --- methods ------------------------------------------------------------------------------------
-
-
-def methods() -> dict[str, NamedMethod]:
-    """Return every method with a name: this package's, then those of installed packages."""
-    return _entries(catalog.METHODS, "semisfl.methods", NamedMethod)
 
 
 def method(name: str) -> NamedMethod:
     """Return the entry of a method by its name, or by ``package.module:Class``, which is then imported."""
-    if (entry := _entry(name, catalog.METHODS, "semisfl.methods", NamedMethod)) is not None:
+    if (entry := METHODS.find(name)) is not None:
         return entry
     if ":" in name:
-        known = [entry for entry in methods().values() if entry.code == name]
+        known = [entry for entry in METHODS.all().values() if entry.code == name]
         return known[0] if known else _as_method(load(name), name)
     raise ConfigError(
-        f"method = {name!r} is not known; use {', '.join(method_names())}, or package.module:Class"
+        f"method = {name!r} is not known; use {', '.join(METHODS.names())}, or package.module:Class"
     )
 
 
@@ -63,21 +111,13 @@ def check_importable(name: object, where: str) -> None:
         return
     entries: list[NamedMethod | NamedSink]
     entries = [*catalog.METHODS.values(), *catalog.SINKS.values()]
-    points = {
-        *_points("semisfl.methods", catalog.METHODS).values(),
-        *_points("semisfl.sinks", catalog.SINKS).values(),
-    }
-    known = {*method_names(), *(entry.code for entry in entries), *(one.value for one in points)}
+    points = [*METHODS.points().values(), *SINKS.points().values()]
+    known = {*METHODS.names(), *(entry.code for entry in entries), *(one.value for one in points)}
     if name not in known and name.partition(":")[0] not in sys.modules:
         raise ConfigError(
             f"{where} names {name:.200}, code that would be imported; if you trust it, add "
             f"--allow-method {name:.200} (in Python: import it first)"
         )
-
-
-def method_names() -> list[str]:
-    """Return the names of `methods` without importing anything."""
-    return [*catalog.METHODS, *_points("semisfl.methods", catalog.METHODS)]
 
 
 def method_class(entry: NamedMethod) -> Any:
@@ -102,7 +142,7 @@ def settings_class(entry: NamedMethod | NamedAggregate) -> type[Section] | None:
 
 def unread_settings(name: str) -> set[str]:
     """Return the sections that a method does not read: those of the other methods."""
-    known = methods()
+    known = METHODS.all()
     own = {entry.section for key, entry in known.items() if name in (key, entry.code)}
     return {entry.section for entry in known.values() if entry.section is not None} - own
 
@@ -133,7 +173,7 @@ def metrics_class(name: str) -> Any:
 def _by_name(name: str) -> NamedMethod | None:
     """Return the entry of a name, or None. A run's file alone makes nothing be imported."""
     try:
-        return _entry(name, catalog.METHODS, "semisfl.methods", NamedMethod)
+        return METHODS.find(name)
     except ConfigError:
         return None
 
@@ -150,59 +190,24 @@ def _as_method(loaded: Any, place: str) -> NamedMethod:
     return NamedMethod(name=place, code=place, title=loaded.__name__, summary=summary)
 
 
-# --- data sets, codecs and aggregates ------------------------------------------------------------
-
-
-def data_sets() -> dict[str, NamedData]:
-    return _entries(catalog.DATA, "semisfl.data", NamedData)
-
-
-def data_set(name: str) -> NamedData | None:
-    """Return the entry of a data set; None if the name is not known, as it may be a path."""
-    return _entry(name, catalog.DATA, "semisfl.data", NamedData)
-
-
-def codecs() -> dict[str, NamedCodec]:
-    return _entries(catalog.CODECS, "semisfl.codecs", NamedCodec)
-
-
-def codec_names() -> list[str]:
-    return [*catalog.CODECS, *_points("semisfl.codecs", catalog.CODECS)]
+# --- codecs and aggregates ------------------------------------------------------------
 
 
 def codec(name: str) -> NamedCodec:
-    if (entry := _entry(name, catalog.CODECS, "semisfl.codecs", NamedCodec)) is not None:
+    if (entry := CODECS.find(name)) is not None:
         return entry
-    raise ConfigError(f"codec = {name!r} is not known; use one of {', '.join(codec_names())}")
-
-
-def aggregates() -> dict[str, NamedAggregate]:
-    return _entries(catalog.AGGREGATES, "semisfl.aggregates", NamedAggregate)
-
-
-def aggregate_names() -> list[str]:
-    return [*catalog.AGGREGATES, *_points("semisfl.aggregates", catalog.AGGREGATES)]
+    raise ConfigError(f"codec = {name!r} is not known; use one of {', '.join(CODECS.names())}")
 
 
 def aggregate(name: str) -> NamedAggregate:
-    if (
-        entry := _entry(name, catalog.AGGREGATES, "semisfl.aggregates", NamedAggregate)
-    ) is not None:
+    if (entry := AGGREGATES.find(name)) is not None:
         return entry
     raise ConfigError(
-        f"robust.aggregate = {name!r} is not known; use one of {', '.join(aggregate_names())}"
+        f"robust.aggregate = {name!r} is not known; use one of {', '.join(AGGREGATES.names())}"
     )
 
 
 # --- sinks --------------------------------------------------------------------------------------
-
-
-def sinks() -> dict[str, NamedSink]:
-    return _entries(catalog.SINKS, "semisfl.sinks", NamedSink)
-
-
-def sink_names() -> list[str]:
-    return [*catalog.SINKS, *_points("semisfl.sinks", catalog.SINKS)]
 
 
 def check_sink(name: str) -> str:
@@ -210,16 +215,16 @@ def check_sink(name: str) -> str:
 
     Nothing is imported, because a configuration may be read where it is not run.
     """
-    if name in sink_names() or all(name.partition(":")):
+    if name in SINKS.names() or all(name.partition(":")):
         return name
     raise ConfigError(
-        f"sinks: {name!r} is not known; use {', '.join(sink_names())}, or package.module:Class"
+        f"sinks: {name!r} is not known; use {', '.join(SINKS.names())}, or package.module:Class"
     )
 
 
 def sink(name: str) -> Any:
     """Return a new sink by its name, or by ``package.module:Class``."""
-    entry = _entry(name, catalog.SINKS, "semisfl.sinks", NamedSink)
+    entry = SINKS.find(name)
     try:
         code = entry.code if entry else check_sink(name)
         return _having(SINK_NEEDS, code, "sink")()
@@ -262,39 +267,7 @@ def _having(needed: Collection[str], place: str, kind: str) -> Any:
     return loaded
 
 
-def _points(group: str, built_in: Collection[str]) -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages, except names that this package has."""
-    loaded = _entry_points(group, tuple(sys.path))
-    return {point.name: point for point in loaded if point.name not in built_in}
-
-
 @cache
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group. Reading takes 20 ms and a device asks for every connection, so it is cached."""
     return tuple(entry_points(group=group))
-
-
-def _entry(name: str, built_in: Mapping[str, Entry], group: str, kind: type[Entry]) -> Entry | None:
-    if name in built_in:
-        return built_in[name]
-    point = _points(group, built_in).get(name)
-    return _from_point(point, kind) if point else None
-
-
-def _entries(built_in: Mapping[str, Entry], group: str, kind: type[Entry]) -> dict[str, Entry]:
-    entries = dict(built_in)
-    for name, point in _points(group, built_in).items():
-        try:
-            entries[name] = _from_point(point, kind)
-        except ConfigError as error:  # somebody else's package must not take ours down
-            log.warning("%s is left out: %s", name, error)
-    return entries
-
-
-def _from_point(point: EntryPoint, kind: type[Entry]) -> Entry:
-    loaded = load(point.value)
-    if kind is NamedMethod:
-        loaded = _as_method(loaded, point.value)
-    if not isinstance(loaded, kind):
-        raise ConfigError(f"entry point {point.name} = {point.value} is no {kind.__name__}")
-    return replace(loaded, name=point.name)

@@ -53,7 +53,7 @@ def front_matter(about: Description) -> str:
         "pipeline_tag": "image-classification",
         "tags": ["semi-supervised-learning", "federated-learning", about.method],
     }
-    known = lookup.data_sets().get(about.data)
+    known = lookup.DATA.all().get(about.data)
     if known is not None and known.repository:
         values["datasets"] = [known.repository]
     if about.accuracy is not None:

@@ -105,7 +105,7 @@ def find(path: Path) -> Path:
             f"{path} has no checkpoint yet; wait for its first, or go on with: "
             f"semisfl run --resume {shlex.quote(str(path))}"
         )
-    if lookup.data_set(str(path)):
+    if lookup.DATA.find(str(path)):
         raise ValueError(
             f"{path} is a data set, no run; semisfl.load_data({str(path)!r}) loads its images"
         )

@@ -187,7 +187,7 @@ class ModelServer:
 
     def _features(self, data: bytearray, metadata: Mapping[str, str]) -> Answer:
         rows, codec = _rows(metadata), metadata.get(protocol.CODEC, "")
-        if codec not in (known := lookup.codec_names()):
+        if codec not in (known := lookup.CODECS.names()):
             raise WireError(f"codec {codec!r:.40} is not known; use one of {', '.join(known)}")
         schema = protocol.features_schema(rows, self._model.network.features, codec)
         tensors = self._decoded(data, "features", schema).tensors

@@ -195,4 +195,4 @@ def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
         ConfigError, match=r"robust\.aggregate = 'vote' is not known; use one of mean"
     ):
         parse({"robust": {"aggregate": "vote"}})
-    assert lookup.aggregate_names() == RULES
+    assert lookup.AGGREGATES.names() == RULES

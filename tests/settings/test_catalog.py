@@ -24,7 +24,7 @@ def test_every_row_is_called_by_its_own_name_and_has_its_code() -> None:
     assert sorted(works) == [
         *("batchnorm-statistics", "batchnorm-statistics", "fedmatch", "fedswitch", "fl2", "semifl")
     ]
-    assert lookup.codec_names() == ["fp32", "fp16", "bf16", "int8", "int4"]
+    assert lookup.CODECS.names() == ["fp32", "fp16", "bf16", "int8", "int4"]
 
 
 def test_titles_and_notes_are_found_without_importing_anything() -> None:

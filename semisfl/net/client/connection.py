@@ -49,7 +49,7 @@ class Connection:
         thread: LoopThread | None = None,
     ) -> None:
         self.owner = owner or Owner()
-        self.methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
+        self.methods = frozenset(lookup.METHODS.names()) | frozenset(allow_methods)
         """Methods that a server may ask for: installed under a name, or allowed by the operator."""
         self.outgoing = Outgoing(self.owner.policy, encode, unpredictable=True)
         """Makes every frame that this client sends."""

@@ -37,7 +37,7 @@ def read_terms(
             text = channel.stream_unary(chunks.TERMS)(iter(()), timeout=SECONDS)
         except grpc.RpcError as error:
             raise _reason(error, address, credentials) from error
-    methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
+    methods = frozenset(lookup.METHODS.names()) | frozenset(allow_methods)
     try:
         terms = Terms.from_json(text.decode("utf-8", "replace"), methods)
         placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError, as in `join`
