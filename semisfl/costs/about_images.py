@@ -22,6 +22,11 @@ class AboutImages:
     each: Mapping[int, int] = field(default_factory=dict)
     """Images by client, if known."""
 
+    @classmethod
+    def of_each(cls, shape: Shape, classes: int, each: Mapping[int, int]) -> "AboutImages":
+        """Return the facts if every client's number of images is known."""
+        return cls(shape, classes, sum(each.values()) / max(1, len(each)), each)
+
     def of(self, client: int) -> float:
         """Return the number of a client's images, or the mean if it is unknown."""
         return self.each.get(client, self.mean)
@@ -42,7 +47,7 @@ def planned(config: Config) -> AboutImages:
     shape = (shape[0], side, side) if side else shape
     if config.data.unlabeled is None and folders:
         each = {client: len(rows) for client, rows in enumerate(folders.values())}
-        return AboutImages(shape, classes, sum(each.values()) / len(each), each)
+        return AboutImages.of_each(shape, classes, each)
     set_aside = round(images * (config.data.validation or 0.0))
     left = max(0, images - set_aside - config.data.labeled)
     if (elsewhere := config.data.unlabeled) is not None:
@@ -69,9 +74,7 @@ def recorded(config: Config, path: Path) -> AboutImages:
         channels, height, width = described["shape"]
         shape, classes = (channels, height, width), len(described["classes"])
         images = AboutImages(shape, classes, (described["unlabeled"] or 0) / config.clients.total)
-    if not each:
-        return images
-    return AboutImages(images.shape, images.classes, sum(each.values()) / len(each), each)
+    return AboutImages.of_each(images.shape, images.classes, each) if each else images
 
 
 def _held(path: Path) -> dict[int, int]:

@@ -79,8 +79,7 @@ def _of_clients(priced: Priced) -> int:
 def about(data: Dataset, partition: Partition) -> AboutImages:
     """Return the facts about images that are loaded."""
     each = {client: len(images) for client, images in enumerate(partition.clients)}
-    mean = sum(each.values()) / max(1, len(each))
-    return AboutImages(data.shape, len(data.classes), mean, each)
+    return AboutImages.of_each(data.shape, len(data.classes), each)
 
 
 def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
