@@ -25,7 +25,7 @@ from semisfl.files import save_picture
 if TYPE_CHECKING:
     from semisfl.costs.clock import World
     from semisfl.costs.replay import Replay
-    from semisfl.costs.traffic import Crossed
+    from semisfl.costs.traffic import RoundTraffic
     from semisfl.runs.grouping import Group
     from semisfl.runs.report import Summary
 
@@ -140,9 +140,9 @@ def _print_target(results: Results, target: float) -> None:
 
 def _print_traffic(results: Results) -> None:
     """Print the bytes of each run that sends some by kind and direction, and how they differ by client."""
-    from semisfl.costs.replay import traffic
+    from semisfl.costs.replay import bytes_by_kind
 
-    each = [(group, replays, traffic(replays)) for group, _, replays in results]
+    each = [(group, replays, bytes_by_kind(replays)) for group, _, replays in results]
     kinds = sorted({kind for _, _, sent in each for kind in sent})
     if not kinds:
         return
@@ -163,8 +163,8 @@ def _print_traffic(results: Results) -> None:
 def _by_client(replays: Sequence["Replay"]) -> dict[int, int]:
     totals: dict[int, int] = {}
     for one in replays:
-        for crossed in one.crossed:
-            for client, sizes in crossed.clients.items():
+        for sent in one.traffic:
+            for client, sizes in sent.clients.items():
                 totals[client] = totals.get(client, 0) + sum(sizes.values())
     return totals
 
@@ -175,11 +175,11 @@ def notes(results: Results, codec: str | None) -> list[str]:
         f"! {group.label}: {summary.remark}" for group, summary, _ in results if summary.remark
     ]
 
-    def labels_with(wrong: Callable[["Crossed"], bool]) -> str:
+    def labels_with(wrong: Callable[["RoundTraffic"], bool]) -> str:
         labels = (
             group.label
             for group, _, replays in results
-            if any(wrong(one) for replay in replays for one in replay.crossed)
+            if any(wrong(one) for replay in replays for one in replay.traffic)
         )
         return ", ".join(labels)
 
@@ -213,7 +213,7 @@ def _hours(seconds: float | None) -> str:
 def _as_json(
     results: Results, world: "World", codec: str | None, picture: Path | None
 ) -> dict[str, Any]:
-    from semisfl.costs.replay import shares, traffic
+    from semisfl.costs.replay import bytes_by_kind, shares
     from semisfl.runs import report
 
     runs = []
@@ -224,7 +224,7 @@ def _as_json(
             | {
                 "hours": (summary.seconds or 0.0) / 3600,
                 "shares": {"computing": computing, "sending": sending, "waiting": waiting},
-                "traffic": traffic(replays),
+                "traffic": bytes_by_kind(replays),
                 "rounds_of_runs": {str(one.run.path): _rounds(one) for one in replays},
             }
         )
@@ -244,11 +244,11 @@ def _rounds(replay: "Replay") -> list[dict[str, Any]]:
             "round": time.round,
             "seconds": time.seconds,
             "server": time.server,
-            "exact": crossed.exact,
+            "exact": sent.exact,
             "clients": {
                 str(client): {"bytes": dict(sizes), **asdict(time.clients[client])}
-                for client, sizes in crossed.clients.items()
+                for client, sizes in sent.clients.items()
             },
         }
-        for time, crossed in zip(replay.times, replay.crossed, strict=True)
+        for time, sent in zip(replay.times, replay.traffic, strict=True)
     ]

@@ -11,7 +11,7 @@ from functools import cached_property
 from semisfl.costs import about_images
 from semisfl.costs.clock import RoundTime, World, time_round
 from semisfl.costs.rounds import Priced
-from semisfl.costs.traffic import Crossed, crossed_in, recoded
+from semisfl.costs.traffic import RoundTraffic, recoded, traffic_of
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.grouping import Run
 from semisfl.settings import config as configs
@@ -26,7 +26,7 @@ class Replay:
     run: Run
     config: Config
     """The run's configuration with the replay's codecs."""
-    crossed: list[Crossed]
+    traffic: list[RoundTraffic]
     times: list[RoundTime]
 
     @property
@@ -38,8 +38,8 @@ class Replay:
     def rounds(self) -> list[RoundMetrics]:
         """Return the run's round metrics with the replay's bytes and seconds."""
         replayed, total = [], 0
-        for metrics, crossed, time in zip(self.run.rounds, self.crossed, self.times, strict=True):
-            total += crossed.total
+        for metrics, sent, time in zip(self.run.rounds, self.traffic, self.times, strict=True):
+            total += sent.total
             new = replace(metrics, seconds=time.seconds, bytes_total=total, bytes=None)
             replayed.append(replace(new, seconds_training=None, seconds_testing=None))
         return replayed
@@ -72,24 +72,24 @@ def replay(run: Run, world: World, codec: str | None = None) -> Replay:
     wire = config.wire.recoded(codec) if codec else config.wire
     now = replace(was, config=config.model_copy(update={"wire": wire}))
     try:
-        crossed = [recoded(one, was, now) for one in crossed_in(run.rounds, was)]
+        traffic = [recoded(one, was, now) for one in traffic_of(run.rounds, was)]
     except ValueError as error:
         raise ValueError(f"{run.path}: {error}") from error
     own = replace(world, seed=config.seed)
     times = []
-    for metrics, one in zip(run.rounds, crossed, strict=True):
+    for metrics, one in zip(run.rounds, traffic, strict=True):
         steps = metrics.supervised_steps
         work = now.work(one.clients, config.server.steps if steps is None else steps)
         times.append(time_round(metrics.round, work, own))
-    return Replay(run, now.config, crossed, times)
+    return Replay(run, now.config, traffic, times)
 
 
-def traffic(replays: Sequence[Replay]) -> dict[str, int]:
+def bytes_by_kind(replays: Sequence[Replay]) -> dict[str, int]:
     """Return bytes by kind and direction, over all rounds and clients."""
     totals: Counter[str] = Counter()
     for one in replays:
-        for crossed in one.crossed:
-            for sizes in crossed.clients.values():
+        for sent in one.traffic:
+            for sizes in sent.clients.values():
                 totals.update(sizes)
     return dict(sorted(totals.items()))
 

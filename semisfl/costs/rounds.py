@@ -82,11 +82,11 @@ class Priced:
         """Return the work of a usual round with these active clients."""
         cost = self.usual
         assert cost is not None, "only methods with a formula have a usual round"
-        crossed = dict.fromkeys(active, cost.by_kind()) if cost.total else {}
-        return self.work(crossed, self.config.server.steps)
+        by_client = dict.fromkeys(active, cost.by_kind()) if cost.total else {}
+        return self.work(by_client, self.config.server.steps)
 
-    def work(self, crossed: Mapping[int, Bytes], supervised_steps: int) -> RoundWork:
-        """Return the work of a round in which ``crossed`` bytes went to and from each client."""
+    def work(self, by_client: Mapping[int, Bytes], supervised_steps: int) -> RoundWork:
+        """Return the work of a round in which these bytes went to and from each client."""
         cost = self.usual
         passes = (cost or Cost(0, 0)).work
         head = self._head_flops if passes.head else 0
@@ -97,13 +97,13 @@ class Priced:
         supervised = passes.supervised + 3.0 * (self.config.labeled_view == "both")
         passes_of_top = supervised - passes.head
         server = images * (supervised * (self.cut.bottom_flops + head) + passes_of_top * top)
-        if not crossed:
+        if not by_client:
             return RoundWork(server)
         if (cost is not None and cost.features) or any(
-            "features_up" in one for one in crossed.values()
+            "features_up" in one for one in by_client.values()
         ):
-            return RoundWork(server, [[self._split(*item) for item in crossed.items()]])
-        pairs = [self._full(client, sizes) for client, sizes in crossed.items()]
+            return RoundWork(server, [[self._split(*item) for item in by_client.items()]])
+        pairs = [self._full(client, sizes) for client, sizes in by_client.items()]
         return RoundWork(
             server, [[one for pair in pairs for one in pair[place]] for place in (0, 1)]
         )
@@ -113,7 +113,7 @@ class Priced:
         model = self.config.model
         return self.cut.head_flops(model.projector, model.projection)
 
-    def _split(self, client: int, crossed: Bytes) -> Share:
+    def _split(self, client: int, sizes: Bytes) -> Share:
         """Return a client's share of a split round; a client that left answered fewer steps."""
         config, passes = self.config, (self.usual or Cost(0, 0)).work
         rows, wire = (config.clients.batch, self.cut.features), config.wire
@@ -121,34 +121,34 @@ class Priced:
             codec_named(codec).size(rows)
             for codec in (wire.student_features, wire.teacher_features)
         )
-        steps = int(crossed.get("features_up", 0) // step_up)
+        steps = int(sizes.get("features_up", 0) // step_up)
         if wire.teacher_once:  # only the student's features are sent in every step
             student = codec_named(wire.student_features).size(rows)
-            steps = min(config.clients.steps, crossed.get("features_up", 0) // student)
-            step_up = crossed.get("features_up", 0) / max(steps, 1)
+            steps = min(config.clients.steps, sizes.get("features_up", 0) // student)
+            step_up = sizes.get("features_up", 0) / max(steps, 1)
         top = self.cut.flops - self.cut.bottom_flops + (self._head_flops if passes.head else 0)
         # Two of the passes are the backward pass, which waits for the gradients.
         bottom = config.clients.batch * self.cut.bottom_flops
         return Share(
             client,
-            down=crossed.get("model_down", 0) + crossed.get("teacher_down", 0),
-            up=crossed.get("model_up", 0),
+            down=sizes.get("model_down", 0) + sizes.get("teacher_down", 0),
+            up=sizes.get("model_up", 0),
             steps=steps,
             forward=(passes.client - 2) * bottom,
             step_up=step_up,
-            step_down=crossed.get("gradients_down", 0) / max(steps, 1),
+            step_down=sizes.get("gradients_down", 0) / max(steps, 1),
             backward=2 * bottom,
             server=config.clients.batch * passes.server * top,
         )
 
-    def _full(self, client: int, crossed: Bytes) -> tuple[list[Share], list[Share]]:
+    def _full(self, client: int, sizes: Bytes) -> tuple[list[Share], list[Share]]:
         """Return a client's shares of a full round: training, then BatchNorm's statistics.
 
         The statistics, if a method gathers them, are a phase that ends with its own slowest client.
         """
         clients, passes = self.config.clients, (self.usual or Cost(0, 0)).work
-        down = crossed.get("model_down", 0) + crossed.get("teacher_down", 0)
-        up = crossed.get("model_up", 0)
+        down = sizes.get("model_down", 0) + sizes.get("teacher_down", 0)
+        up = sizes.get("model_up", 0)
         look = self.held.of(client) * self.cut.flops
         training, statistics = [], []
         if times := self._statistics_in(down, up):
@@ -160,7 +160,7 @@ class Priced:
             # A client without a usable label looks at its images but takes no step.
             steps = clients.steps if up else 0
             batches = steps * clients.batch * passes.client * self.cut.flops
-            messages = FULL_MESSAGES + (FETCH_MESSAGES if crossed.get("teacher_down") else 0)
+            messages = FULL_MESSAGES + (FETCH_MESSAGES if sizes.get("teacher_down") else 0)
             computes = batches + passes.look * look
             training.append(Share(client, down, up, computes, messages=messages))
         return training, statistics

@@ -14,8 +14,8 @@ from semisfl.metrics import RoundMetrics
 
 
 @dataclass(frozen=True)
-class Crossed:
-    """The bytes of a round."""
+class RoundTraffic:
+    """The bytes of a round by client, kind and direction."""
 
     clients: Mapping[int, Bytes]
     exact: bool = True
@@ -28,16 +28,16 @@ class Crossed:
         return sum(size for sizes in self.clients.values() for size in sizes.values())
 
 
-def crossed_in(rounds: Sequence[RoundMetrics], priced: Priced) -> list[Crossed]:
+def traffic_of(rounds: Sequence[RoundMetrics], priced: Priced) -> list[RoundTraffic]:
     """Return the bytes of every round, including those of attempts that were repeated."""
-    crossed, before = [], RoundMetrics(round=-1, bytes={}, bytes_total=0)
+    traffic, before = [], RoundMetrics(round=-1, bytes={}, bytes_total=0)
     for now in rounds:
-        crossed.append(_one(now, before, priced))
+        traffic.append(_one(now, before, priced))
         before = now
-    return crossed
+    return traffic
 
 
-def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
+def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> RoundTraffic:
     if now.bytes_by_client is not None:
         try:
             each = {
@@ -49,12 +49,12 @@ def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
             raise ValueError(
                 f"round {now.round} has a damaged bytes_by_client: {error!r:.80}"
             ) from error
-        return Crossed(each)
+        return RoundTraffic(each)
     if now.bytes_total is None or before.bytes_total is None:
         raise ValueError(f"round {now.round} does not record what was sent (no bytes_total)")
     sent = now.bytes_total - before.bytes_total
     if not sent:
-        return Crossed({})
+        return RoundTraffic({})
     seed, clients = priced.config.seed, priced.config.clients
     # The clients drawn for the round, if all were present.
     active = draw_active(seed, now.round, clients.total, range(clients.total), clients.active)
@@ -63,7 +63,7 @@ def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
         kinds = {kind: size - before.bytes.get(kind, 0) for kind, size in now.bytes.items()}
     else:
         kinds = _by_formula(sent, usual, len(active), now, priced.sizes)
-    return Crossed(_shared(kinds, usual, active), exact=False)
+    return RoundTraffic(_shared(kinds, usual, active), exact=False)
 
 
 def _by_formula(
@@ -109,19 +109,19 @@ def _shared(
 # --- other codecs ------------------------------------------------------------------------------------
 
 
-def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
+def recoded(traffic: RoundTraffic, was: Priced, now: Priced) -> RoundTraffic:
     """Return the bytes of the same models, features and gradients in the codecs of ``now``."""
     if was.config.wire == now.config.wire:
-        return crossed
+        return traffic
     coded = True
     clients: dict[int, dict[str, int]] = {}
-    for client, sizes in crossed.clients.items():
+    for client, sizes in traffic.clients.items():
         clients[client] = {}
         for kind, size in sizes.items():
             new, exact = _recoded_one(kind, size, was, now)
             clients[client][kind] = new
             coded = coded and exact
-    return replace(crossed, clients=clients, coded=coded)
+    return replace(traffic, clients=clients, coded=coded)
 
 
 def _recoded_one(kind: str, size: int, was: Priced, now: Priced) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ import pytest
 
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
-from semisfl.costs.traffic import crossed_in, recoded
+from semisfl.costs.traffic import recoded, traffic_of
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
@@ -83,7 +83,7 @@ def test_a_usual_round_is_the_formulas(fleet: str, method: str, wire: str) -> No
     rows, _, priced = finished(fleet, method, wire)
     cost = priced.usual
     assert cost is not None and bool(cost.total) is (method != "supervised")
-    third = crossed_in(rows, priced)[2]
+    third = traffic_of(rows, priced)[2]
     assert third.exact
     assert third.clients == (dict.fromkeys(range(2), cost.by_kind()) if cost.total else {})
 
@@ -92,7 +92,7 @@ def test_a_usual_round_is_the_formulas(fleet: str, method: str, wire: str) -> No
 def test_rounds_add_up_to_what_the_fleet_counted(fleet: str, method: str) -> None:
     rows, counts, priced = finished(fleet, method, "codecs")
     added: Counts = Counter()
-    for one in crossed_in(rows, priced):
+    for one in traffic_of(rows, priced):
         for client, sizes in one.clients.items():
             added.update({(*kind.split("_"), client): size for kind, size in sizes.items()})
     assert added == counts
@@ -103,10 +103,10 @@ def test_rounds_add_up_to_what_the_fleet_counted(fleet: str, method: str) -> Non
 def test_recoding_gives_what_a_run_with_these_codecs_sends(fleet: str, method: str) -> None:
     plain, _, was = finished(fleet, method, "fp32")
     coded, _, now = finished(fleet, method, "codecs")
-    replayed = [recoded(one, was, now) for one in crossed_in(plain, was)]
-    assert replayed == crossed_in(coded, now)
+    replayed = [recoded(one, was, now) for one in traffic_of(plain, was)]
+    assert replayed == traffic_of(coded, now)
     back = [recoded(one, now, was) for one in replayed]
-    assert back == crossed_in(plain, was)
+    assert back == traffic_of(plain, was)
 
 
 @every_run
@@ -116,7 +116,7 @@ def test_counts_missing_from_older_files_are_computed(fleet: str, method: str, k
     rows, _, priced = finished(fleet, method, "fp32")
     kinds = known == "kinds"
     older = [replace(row, bytes_by_client=None, bytes=row.bytes if kinds else None) for row in rows]
-    for one, recorded in zip(crossed_in(older, priced), crossed_in(rows, priced), strict=True):
+    for one, recorded in zip(traffic_of(older, priced), traffic_of(rows, priced), strict=True):
         assert one.clients == recorded.clients
         assert one.exact is not bool(one.clients)
 
@@ -125,7 +125,7 @@ def test_bytes_that_are_no_whole_number_of_tensors_are_kept_and_reported(tmp_pat
     rows, _, was = finished("local", "fedmatch", "fp32")
     now = replace(was, config=settings("fedmatch", "codecs"))
     odd = replace(rows[0], bytes_by_client=[{"clients": [0], "model_up": was.sizes.full + 3}])
-    (one,) = [recoded(one, was, now) for one in crossed_in([odd], was)]
+    (one,) = [recoded(one, was, now) for one in traffic_of([odd], was)]
     assert one.clients == {0: {"model_up": was.sizes.full + 3}} and not one.coded
 
 
@@ -138,6 +138,6 @@ def test_a_client_without_confident_images_uploads_only_in_fedmatch(
         metrics = [RoundMetrics.from_dict(one) for one in run_rounds(experiment).rounds]
     data, _ = toy_data(2)
     priced = Priced.of(experiment.config, AboutImages(data.shape, len(data.classes), 12))
-    for client in crossed_in(metrics, priced)[2].clients.values():
+    for client in traffic_of(metrics, priced)[2].clients.values():
         assert (client.get("model_up", 0) >= priced.sizes.full) is uploads
         assert client["model_down"] >= priced.sizes.full

@@ -111,7 +111,7 @@ def test_without_a_recorded_number_of_rows_only_models_are_recoded(tmp_path: Pat
     settings = digits(rounds=1, wire={"teacher_once": True}, model=model.model_dump())
     train(settings, out=tmp_path / "run", device="cpu")
     run = read_run(tmp_path / "run")
-    before, after = (replay(run, WORLD, codec).crossed[0] for codec in (None, "fp16"))
+    before, after = (replay(run, WORLD, codec).traffic[0] for codec in (None, "fp16"))
     assert before.coded and not after.coded
     for client, sizes in before.clients.items():
         now = after.clients[client]

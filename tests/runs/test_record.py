@@ -98,7 +98,7 @@ def test_a_record_keeps_its_settings_when_presets_and_defaults_change(
 
 def test_replay_counts_the_same_bytes_and_hours(trained: tuple[Path, Path]) -> None:
     ours, theirs = (replay(grouping.read_run(path), WORLD) for path in trained)
-    assert theirs.crossed == ours.crossed
+    assert theirs.traffic == ours.traffic
     assert theirs.seconds == ours.seconds
 
 
