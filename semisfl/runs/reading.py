@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 from semisfl.files import open_file, parse_json, read_json
 from semisfl.metrics.round_metrics import Damaged
+from semisfl.settings.plain_values import put
 from semisfl.settings.retired import modernised
+from semisfl.settings.sections import ConfigError
 
 Made = TypeVar("Made")
 Values = dict[str, Any]
@@ -58,7 +60,7 @@ def read_config(path: Path) -> Values:
     """Return the plain values of a run's configuration."""
     if is_record(path):
         record = _record(path)
-        file, values = path, _nested(record["as_in_preset"] | record["settings"])
+        file, values = path, _nested(record["as_in_preset"] | record["settings"], path)
     else:
         file, values = path / "config.toml", _toml(path)
     if missing := [key for key in ("method", "rounds") if key not in values]:
@@ -179,12 +181,11 @@ def _description(checkpoint: Path) -> Values:
     return described if isinstance(described, dict) else {}
 
 
-def _nested(flat: Mapping[str, Any]) -> Values:
+def _nested(flat: Mapping[str, Any], path: Path) -> Values:
     values: Values = {}
-    for key, value in flat.items():
-        *sections, leaf = key.split(".")
-        place = values
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[leaf] = value
+    try:
+        for key, value in flat.items():
+            put(values, key, value)
+    except ConfigError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     return values

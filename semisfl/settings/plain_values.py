@@ -30,14 +30,21 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {assignment!r} is not key=value, e.g. --set rounds=10")
         if names := MOVED.get(key.strip()):
             raise ConfigError(f"--set {assignment!r}: {key.strip()} is now {' or '.join(names)}")
-        *sections, leaf = key.strip().split(".")
-        target = result
-        for section in sections:
-            target = target.setdefault(section, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"--set {assignment!r}: {section!r} is a value, not a section")
-        target[leaf] = _value(text.strip())
+        try:
+            put(result, key.strip(), _value(text.strip()))
+        except ConfigError as error:
+            raise ConfigError(f"--set {assignment!r}: {error}") from None
     return result
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value at a dotted key, in sections that are made where they are missing."""
+    *sections, leaf = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{section!r} is a value, not a section")
+    values[leaf] = value
 
 
 def _value(text: str) -> Any:

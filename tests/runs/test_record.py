@@ -186,6 +186,7 @@ def test_names_that_no_folder_would_find_and_files_that_are_there_are_refused(
         ({"record": 99}, "format 99 is newer"),
         ({"metrics": {"round": [0, 1], "accuracy": [1.0]}}, "different numbers of rounds"),
         ({"settings": None}, "is damaged"),
+        ({"settings": {"new": 1, "new.kind": 2}}, "is damaged: 'new' is a value, not a section"),
         ({"metrics": None}, "is damaged"),
     ],
 )
