@@ -28,7 +28,7 @@ def seconds(code: str) -> float:
 
 
 def main() -> None:
-    timings = {"times": TIMES}
+    timings: dict[str, float] = {"times": TIMES}
     for name, code in (("import_torch", "import torch"), ("first_round", ROUND)):
         timings[name + "_seconds"] = round(median(seconds(code) for _ in range(TIMES)), 2)
     print(json.dumps(timings))

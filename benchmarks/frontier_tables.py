@@ -246,8 +246,8 @@ def tuning() -> str:
         numbers = (str(best[0]), threshold, f"{reached[best]:.1f}", *tests)
         lines.append((reached[best], (title, *numbers, f"{rates[0]} to {rates[-1]}")))
     head = ("", "learning rate", "threshold", "validation %", "test %, seeds 0 and 1")
-    head = (*head, "test % as in the preset (0.02, 0.95)", "rates tried")
-    return table(head, [line for _, line in sorted(lines, reverse=True)])
+    more = ("test % as in the preset (0.02, 0.95)", "rates tried")
+    return table((*head, *more), [line for _, line in sorted(lines, reverse=True)])
 
 
 TABLES = {

@@ -1,11 +1,11 @@
 """Measure what many idle clients cost their server, and how soon they return after it is killed."""
 
-import multiprocessing
 import queue
 import signal
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def idle(clients: int = 1000) -> dict[str, Any]:
         port = free_port()
         state = manager.dict(present=0, heartbeats=0)
 
-        def start_server() -> multiprocessing.Process:
+        def start_server() -> BaseProcess:
             process = PROCESSES.Process(
                 target=counting_server, args=(folder, clients, port, state), daemon=True
             )

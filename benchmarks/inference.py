@@ -30,6 +30,7 @@ from torch import Tensor
 
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.build import build
+from semisfl.models.layers import cut_layers
 from semisfl.models.split import SplitModel
 from semisfl.models.zoo import MODELS
 from semisfl.net.client.approval import Approval
@@ -38,7 +39,7 @@ from semisfl.net.client.owner import Owner
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
 from semisfl.runs.portable import Description, answering_weights
-from semisfl.use.classifier import Classifier, cut_layers
+from semisfl.use.classifier import Classifier
 from semisfl.use.model_client import ModelClient
 from semisfl.use.model_file import load
 from semisfl.use.model_server import ModelServer

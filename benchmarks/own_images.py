@@ -22,7 +22,7 @@ from benchmarks.records import RESULTS, table
 from semisfl.runs.preset_changes import flat
 from semisfl.runs.report import Spread
 from semisfl.settings import lookup, presets
-from semisfl.settings.config import override
+from semisfl.settings.config import override, parse
 
 FILE = RESULTS / "images.jsonl"
 MANY = ("clients.total=30", "clients.active=10")
@@ -96,7 +96,7 @@ def _changes(task: str, config: dict[str, Any]) -> Iterator[str]:
     config["server"].setdefault("labeled_view", lookup.method(config["method"]).labeled_view)
     usual = override(presets.values_of("images"), list(ALL_TASKS[task]))
     usual = presets.completed("images", usual)
-    preset = presets.parse({**usual, "method": config["method"]}).model_dump()
+    preset = parse({**usual, "method": config["method"]}).model_dump()
     before, after = flat(preset), flat(config)
     before["server.labeled_view"] = usual["server"]["labeled_view"]
     for key, value in after.items():

@@ -129,7 +129,8 @@ def held_back() -> str:
     every = {clients: outcomes(clients) for clients in FLEETS}
     rows = []
     for attack in (NOBODY, *ATTACKS):
-        guilty, honest = [], []
+        guilty: list[float] = []
+        honest: list[float] = []
         for clients, runs in every.items():
             for run in (o for o in runs if (o.attack, o.rule) == (attack, SERVED)):
                 for client in range(clients):

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -190,7 +191,8 @@ class Crowd:
 
     def later(self, seconds: float, client: Client, what: str) -> None:
         loop = self.thread.loop
-        loop.call_soon_threadsafe(loop.call_later, seconds, self.events.put, (client, what))
+        event = partial(self.events.put, (client, what))
+        loop.call_soon_threadsafe(partial(loop.call_later, seconds, event))
 
     def go_on(self) -> None:
         """Handle the next event of one of the clients."""

@@ -149,8 +149,12 @@ def device(name: str, images: Path, port: int, digest: str) -> Iterator[None]:
     options = ["--data", str(images), "--insecure-loopback", "--name", name, "--device", "cpu"]
     options += ["--policy", str(policy), "--accept", digest]
     command = [sys.executable, "-m", "semisfl", "join", f"127.0.0.1:{port}", *options]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         yield
     finally:
