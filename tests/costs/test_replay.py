@@ -36,7 +36,7 @@ WORLD = World(
 
 
 def semisfl_seconds(batch: int, steps: int, supervised: int, server_batch: int) -> float:
-    """Of a round of the digits' CNN, everyone alike, two clients."""
+    """Return the seconds of a round of the digits' CNN with two equal clients."""
     bottom_bytes = 4 * ((25 * 32 + 32) + (25 * 32 * 64 + 64))
     features = 4 * batch * 1024
     bottom = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
@@ -154,7 +154,7 @@ def test_a_run_directory_says_what_a_replay_must_know(recorded: Path) -> None:
 def test_a_run_that_cannot_be_replayed_is_named(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a folder of runs it is the one to leave out: here a method or images that are not known."""
+    """Its name tells which run to leave out: here one with an unknown method, or unknown images."""
     for key, old, new in (("method", "semisfl", "mine"), ("data", "toy", "nowhere")):
         place = tmp_path / key
         shutil.copytree(recorded / "semisfl-0", place)
@@ -211,7 +211,7 @@ def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_runs_are_grouped_and_judged_as_recorded(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither is another codec another seed, nor does a virtual hour end a run."""
+    """Runs with another codec are another group, and a virtual hour ends no run."""
     for seed, more in (
         (0, "[stop]\nhours = 1e-9\n"),
         (1, "[wire]\nmodels = 'int8'\n[stop]\ngigabytes = 1e-9\n"),

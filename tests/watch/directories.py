@@ -14,16 +14,16 @@ EVIL = "<img src=x onerror=\"document.title='hacked'\">"
 
 
 def finished(path: Path, *settings: str) -> Path:
-    """A real run, done."""
+    """Train a small run to its end."""
     data = toy.dataset()
-    means: dict[str, Any] = {"partition": toy.partition(data), "model": toy.network()}
     config = toy.values("semisfl", "semisfl.confidence_threshold=0.3", *settings)
-    train(config, out=path, data=data, device="cpu", **means)
+    partition, model = toy.partition(data), toy.network()
+    train(config, out=path, data=data, partition=partition, model=model, device="cpu")
     return path
 
 
 def unfinished(path: Path, done: Path) -> Path:
-    """What a run left that was killed after its second round."""
+    """Write what a run leaves that is killed after its second round."""
     path.mkdir(parents=True)
     for name in ("config.toml", "holdings.json", "environment.json"):
         (path / name).write_bytes((done / name).read_bytes())
@@ -38,7 +38,7 @@ def unfinished(path: Path, done: Path) -> Path:
 
 
 def crowd(path: Path, clients: int = 1000, rounds: int = 600) -> Path:
-    """A served run of many devices, long under way; its process is gone."""
+    """Write a served run of many devices that has done many rounds; its process is gone."""
     config = toy.values(
         *("semisfl", f"rounds={rounds + 500}", f"clients.total={clients}"),
         *("clients.active=20", "fleet.kind=network"),

@@ -57,7 +57,7 @@ def secured(url: str) -> ssl.SSLSocket:
 
 
 def answer(url: str) -> tuple[int, str]:
-    """The first there is: who was not in time or found no room comes again."""
+    """Ask until there is an answer: a slow machine may not be in time, or have no room."""
     while True:
         try:
             return ask(url)[:2]
@@ -66,7 +66,7 @@ def answer(url: str) -> tuple[int, str]:
 
 
 def until_closed(link: socket.socket) -> bytes:
-    """Whatever comes; raises `TimeoutError` if the other side does not close."""
+    """Return whatever comes; raise `TimeoutError` if the other side does not close."""
     received = b""
     try:
         while more := link.recv(1000):
@@ -140,7 +140,7 @@ def test_connections_beyond_the_limit_are_closed_at_once(
             with connect(url) as link:
                 assert until_closed(link) == b""
         links[0].close()
-        assert answer(url)[0] == (401 if tls else 200), "one left"
+        assert answer(url)[0] == (401 if tls else 200), "one connection was closed"
     (record,) = (record for record in caplog.records if record.name.startswith("semisfl"))
     assert record.getMessage().endswith("2 connections are open; others are turned away")
 
