@@ -7,7 +7,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -329,10 +328,7 @@ def results_more() -> Iterator[str]:
 
 def virtual_hours(name: str, target: float) -> float:
     """Return the mean of three seeds' virtual hours to a target, over the paper's connections."""
-    moved = [
-        replace(one, rounds=replay(one, paper_world()).as_run().rounds)
-        for one in records.runs(name)
-    ]
+    moved = [replay(one, paper_world()).as_run() for one in records.runs(name)]
     return records.summed(moved, target).to_target.seconds / 3600
 
 
