@@ -189,16 +189,3 @@ def test_every_command_works_in_its_order(
         assert (left / file).stat().st_size > 1000, file
     for file in ("whole.onnx", "bottom.safetensors", "MODEL_CARD.md"):
         assert (left / "exported" / file).is_file(), file
-
-
-def test_the_page_leads_somewhere() -> None:
-    docs = Path(__file__).parent.parent / "docs"
-    for place in re.findall(r"\]\(([^)]+)\)", TUTORIAL):
-        file, _, heading = place.partition("#")
-        text = (docs / file).read_text(encoding="utf-8")
-        headings = [
-            re.sub(r"[^\w -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
-            for line in text.splitlines()
-            if line.startswith("#")
-        ]
-        assert not heading or heading in headings, place
