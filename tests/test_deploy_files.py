@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import typer.main
 import yaml
 from PIL import Image
 
+from benchmarks.loopback import free_port
 from semisfl.cli.main import app
 from semisfl.data.dataset import Dataset
 from tests import toy
@@ -191,12 +191,6 @@ def save(data: Dataset, number: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pixels = data.images[number].permute(1, 2, 0).numpy()
     Image.fromarray(pixels).resize((16, 16)).save(folder / f"{number}.png")
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
 
 
 def test_the_image_is_not_root_and_has_its_base_as_an_argument() -> None:
