@@ -21,7 +21,7 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture
 def deployed(tmp_path: Path) -> tuple[Path, Path]:
-    """The authority's folder, and the server's as the documentation sets it up."""
+    """Return the authority's folder, and the server's as the documentation makes it."""
     home, server = tmp_path / "home", tmp_path / "server"
     certs.make_authority(home)
     certs.make_server(home, ["localhost"])
@@ -34,7 +34,7 @@ def deployed(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def semisfl(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """A command's exit status and all it says, in one line."""
+    """Return a command's exit status and all that it prints, in one line."""
     status = main([str(word) for word in words])
     printed = capsys.readouterr()
     return status, " ".join((printed.out + printed.err).split())
@@ -77,7 +77,7 @@ def test_a_certificate_is_revoked_on_the_server(
 def test_a_lost_revocation_list_is_not_created_again(
     deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one line it would let in all who were revoked before."""
+    """A new list with one line would let in all who were revoked before."""
     _, server = deployed
     (server / "revoked.txt").unlink()
     status, output = semisfl(capsys, "certs", "revoke", "--dir", server, "--serial", "a" * 40)

@@ -36,7 +36,7 @@ def inside_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Two classes of 16 x 16 pixels, 30 training and 10 test images each."""
+    """Write two classes of 16 x 16 pixels, with 30 training and 10 test images each."""
     rng = np.random.default_rng(0)
     for part, count in (("train", 30), ("test", 10)):
         for label in ("dark", "light"):
@@ -245,7 +245,7 @@ def test_compare_gives_means_and_a_picture_and_reuses_runs(
 def test_list_needs_no_docstrings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under ``python -OO`` there are none."""
+    """``python -OO`` removes docstrings."""
     for make in (*presets.PRESETS.values(), *presets.VARIANTS.values()):
         monkeypatch.setattr(make, "__doc__", None)
     assert main(["list", "--json"]) == 0
@@ -312,7 +312,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def on_a_bare_machine(*words: str) -> subprocess.CompletedProcess[str]:
-    """Without what only pictures, the network and kernels need."""
+    """Run a command without the packages that only pictures, the network and kernels need."""
     return processes.run([sys.executable, "-c", BARE, *words])
 
 
@@ -632,7 +632,7 @@ def test_the_run_of_a_server_is_named_before_its_images_are_looked_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The images are where --labeled says: data.name is then only the name of the preset."""
+    """The images are where --labeled says; data.name is then only the preset's."""
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     served = config.parse({"data": {"name": "images"}, "fleet": {"kind": "network"}})

@@ -194,7 +194,7 @@ def test_both_names_of_a_paired_difference_are_shown(
 def test_a_wide_table_has_its_names_and_numbers_whole(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of a sweep over eight values; one that fits is no wider than the terminal."""
+    """The table of a sweep over eight values is wide; one that fits is no wider than the terminal."""
     monkeypatch.setattr(console.out, "_width", width)
     for values in (3, 8):
         table = console.table("accuracy", ("method", *map(str, range(values))))
@@ -215,7 +215,7 @@ def test_amounts_have_three_digits_and_no_exponent() -> None:
 
 
 def test_lines_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Wherever the option stands; also the last line of a command that failed."""
+    """The option may stand anywhere, and the last line of a failed command is JSON too."""
     for words in (
         ["--log-format", "json", "show", "nothing"],
         ["show", "nothing", "--log-format=json"],

@@ -87,7 +87,7 @@ def test_mistakes_are_named_before_images_are_decoded(
 def test_a_device_without_memory_or_a_port_is_refused(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither is tried for ever."""
+    """Both are refused at once, and not tried again."""
     words = ["join", "--data", str(labeled), "--insecure-loopback"]
     refused(capsys, [*words, "127.0.0.1:0"], "'127.0.0.1:0': nothing listens on port 0")
     refused(capsys, ["inspect", "127.0.0.1:0", "--insecure-loopback"], "nothing listens on port 0")
@@ -126,7 +126,7 @@ def test_a_simulated_run_is_not_continued_with_devices(
 def test_a_configuration_that_is_not_whole_is_an_error(
     damage: str, labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not a run with default settings."""
+    """Otherwise it would be a run with default settings."""
     RunDirectory.create(Path("out/semisfl-seed0"), tiny(1)).unlock()
     file = Path("out/semisfl-seed0/config.toml")
     text = file.read_text()
@@ -152,7 +152,7 @@ def start(*words: str, largest_file: int | None = None) -> subprocess.Popen[str]
 
 @contextmanager
 def served(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server and the port it says that it listens on."""
+    """Start a server, and return it with the port that it prints."""
     server = start(*words, **how)
     try:
         assert server.stderr is not None
@@ -169,7 +169,7 @@ def served(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], int
 
 
 def joined(port: int, labeled: Path) -> subprocess.CompletedProcess[str]:
-    """A device that takes part to the end."""
+    """Start a device that takes part to the end."""
     device = start(
         *("join", f"127.0.0.1:{port}", "--data", str(labeled / "train" / "a")),
         *("--insecure-loopback", "--name", "one", *accept_all(port)),
@@ -195,7 +195,7 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
 def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It survives any bytes at its port, and a second server of the same run is refused."""
+    """The server survives any bytes at its port, and a second server of the same run is refused."""
     words = [*serve_words(labeled, "digits"), "--out", "out", *TINY, "stop.gigabytes=1e-9"]
     with served(*words) as (server, port):
         for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)):

@@ -42,7 +42,7 @@ def change_cells(monkeypatch: pytest.MonkeyPatch, *changes: str) -> None:
 
 @pytest.fixture(autouse=True)
 def small(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put small images and few steps into it."""
+    """Use small images and few steps in the table."""
     change_cells(monkeypatch, *SMALL, f"data.name={images}", "data.augment.cutout=4")
 
 

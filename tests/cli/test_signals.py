@@ -50,7 +50,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(*words: str, program: type[subprocess.Popen[str]] = Forked) -> subprocess.Popen[str]:
-    """A command in a session of its own, so that whom it leaves behind can be found."""
+    """Start a command in a session of its own, so that processes it leaves behind can be found."""
     return program(
         [sys.executable, "-m", "semisfl", *words],
         stdout=subprocess.PIPE,
@@ -61,7 +61,7 @@ def start(*words: str, program: type[subprocess.Popen[str]] = Forked) -> subproc
 
 
 def catches(process: subprocess.Popen[str]) -> bool:
-    """Whether the process has come to its first line: Python's own start cannot be interrupted well."""
+    """Return whether the process runs our code: Python's own start cannot be interrupted well."""
     for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) & (1 << (signal.SIGTERM - 1)))
@@ -69,7 +69,7 @@ def catches(process: subprocess.Popen[str]) -> bool:
 
 
 def members(session: int) -> list[int]:
-    """The processes of a session that are alive."""
+    """Return the processes of a session that are alive."""
     processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -128,7 +128,7 @@ USUAL = (("run", 0), ("join", 0), ("compare", 0))
 def test_a_signal_at_any_moment_of_the_start_ends_the_command_cleanly(
     command: str, seed: int, images: Path
 ) -> None:
-    """Loading, starting, waiting for clients or training: wherever it is by then."""
+    """The signal may come during loading, starting, waiting for clients or training."""
     rng = random.Random(f"{command}{seed}")
     process = start(*COMMANDS[command](images))
     try:
@@ -165,7 +165,7 @@ def test_a_signal_while_waiting_for_clients_ends_the_server(images: Path) -> Non
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None:
-    """Before its devices are there, and later."""
+    """The signal comes before its devices are connected, or later."""
     rng = random.Random(seed)
     process = start("demo-network", "--out", "demo")
     try:
@@ -183,7 +183,7 @@ def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None
 
 
 def test_a_signal_during_evaluation_is_noticed_between_two_batches() -> None:
-    """And the model is left in the mode it was in."""
+    """The model keeps its mode."""
     experiment = assemble("supervised", "rounds=1")
     experiment.test_images = experiment.test_images.repeat(20, 1, 1, 1)
     experiment.test_labels = experiment.test_labels.repeat(20)
@@ -204,7 +204,7 @@ def test_a_signal_during_evaluation_is_noticed_between_two_batches() -> None:
 
 
 def test_large_images_are_tested_a_few_at_a_time_on_a_cpu() -> None:
-    """So that seconds, not minutes, lie between two looks at the flag."""
+    """A signal is then noticed after seconds, not minutes."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
     sizes = [len(part) for part in outputs(model, torch.zeros(80, 3, 144, 144), lambda x: x)]
     assert sum(sizes) == 80 and max(sizes) <= 25
@@ -216,7 +216,7 @@ def test_large_images_are_tested_a_few_at_a_time_on_a_cpu() -> None:
 def test_a_stopped_run_is_not_reported_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may come while a module is imported, which may fail in any way."""
+    """The signal may come during an import, which may then fail in any way."""
     (tmp_path / "stopped_here.py").write_text("from semisfl.stopping import Stopped; raise Stopped")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Stopped):

@@ -35,7 +35,7 @@ SETTINGS = {
 
 
 def words_of(images: Path, rounds: int, *more: str) -> list[str]:
-    """``semisfl run`` with `SETTINGS`."""
+    """Return the words of ``semisfl run`` with `SETTINGS`."""
     pairs = [
         f"{section}.{key}={value}"
         for section, row in SETTINGS.items()
@@ -71,7 +71,7 @@ def until_rounds(path: Path, count: int, process: "subprocess.Popen[str]") -> No
 
 
 def children(process: "subprocess.Popen[str]") -> dict[str, int]:
-    """Process by rank."""
+    """Return the processes by rank."""
     processes = {}
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
@@ -80,7 +80,7 @@ def children(process: "subprocess.Popen[str]") -> dict[str, int]:
 
 
 def finished(process: "subprocess.Popen[str]") -> tuple[str, str]:
-    """What it said until its end, which comes in time; with it go its ranks."""
+    """Return what the process printed; stop it and its ranks if it does not end in time."""
     try:
         return process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
@@ -108,7 +108,7 @@ def ranks(*words: str, restart: int = 0) -> "list[subprocess.Popen[str]]":
 
 
 def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
-    """As torchrun passes Ctrl-C on: to every rank. It goes on without torchrun too."""
+    """torchrun passes Ctrl-C on to every rank. The run continues without torchrun too."""
     out = images.parent / "out"
     first, second = ranks(*words_of(images, 1_000_000, "--out", str(out)))
     until_rounds(out, 1, first)

@@ -46,7 +46,7 @@ def test_losses_that_jump_are_a_fault() -> None:
 
 
 def run_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds: int) -> Path:
-    """A run whose weights go wrong in round ``bad``, in its own process: nobody else is to blame."""
+    """Train a run whose own process damages its weights in round ``bad``."""
     data, partition = toy_data(2)
     config = tiny(2, method="supervised", rounds=rounds)
     with start.begin(

@@ -21,7 +21,7 @@ from tests.toy import own
 
 
 def rows(*accuracies: float | None) -> list[RoundMetrics]:
-    """Half an hour and 2 GB per round."""
+    """Return rounds of half an hour and 2 GB each."""
     return [
         RoundMetrics(
             round=index, accuracy=value, seconds=1800.0, bytes_total=2 * 10**9 * (index + 1)

@@ -106,7 +106,7 @@ def test_the_key_survives_its_file_and_may_be_changed_on_resume(tmp_path: Path) 
 def test_a_run_directory_of_somebody_else_imports_no_sink(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The directory names a module that lies where Python looks; importing it would run it."""
+    """The directory names a module on Python's path; importing the module would run its code."""
     path, evil = tmp_path / "run", tmp_path / "code" / "planted_sink.py"
     evil.parent.mkdir()
     evil.write_text(

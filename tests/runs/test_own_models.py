@@ -82,7 +82,7 @@ def last_state(path: Path) -> dict[str, torch.Tensor]:
 def test_a_run_of_an_own_model_goes_on_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table stands in config.toml; the weights, one's own first ones too, come from the checkpoint."""
+    """The table is in config.toml, and all weights come from the checkpoint, also those the user gave."""
     train(small(), model=own_model(), device="cpu", out=tmp_path / "whole")
     stop = StopFlag()
     stopped = train(
@@ -110,7 +110,7 @@ def test_a_norm_of_the_last_axis_is_left_out_of_the_table(tmp_path: Path) -> Non
 
 
 class Called(nn.Module):
-    """Calls its layers in order."""
+    """A module that calls its layers in order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from tests.runs.test_report import write_run
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """SemiSFL is 1, 2 and 6 points better with seeds 0, 1 and 2; it alone has seed 3."""
+    """Write runs in which SemiSFL is 1, 2 and 6 points better with seeds 0, 1 and 2, and alone has seed 3."""
     folder = tmp_path / "runs"
     for seed, (one, other) in enumerate(((81.0, 80.0), (84.0, 82.0), (87.0, 81.0))):
         write_run(folder / f"a{seed}", [50.0, one], seed=seed)

@@ -33,7 +33,7 @@ ROUNDS = 12
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A small run on images of a folder."""
+    """Return the values of a small run on images of a folder."""
     folder = tmp_path_factory.mktemp("pools") / "images"
     rng = np.random.default_rng(0)
     for part in ("train", "test"):
@@ -47,7 +47,7 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def alone(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The same runs, one after another in this process, undisturbed."""
+    """Train the same runs one after another in this process."""
     jobs = jobs_in(tmp_path_factory.mktemp("alone"), values)
     for job in jobs:
         train(job.config, out=job.path, device="cpu")
@@ -60,7 +60,7 @@ def jobs_in(folder: Path, values: dict[str, Any]) -> list[Job]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool's processes have torch imported already."""
+    """Let the pool's processes start at once, with torch imported."""
     monkeypatch.setattr(pools, "Popen", Forked)
 
 
@@ -84,7 +84,7 @@ def ray_of_two_machines() -> Iterator[Pool]:
 
 
 def kill_once_under_way(job: Job, killed: list[int]) -> None:
-    """The process that holds the run's directory, when some of its rounds are done."""
+    """Kill the process that holds the run's directory, once some of its rounds are done."""
     deadline = time.monotonic() + 150
     while rounds_of(job) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -164,7 +164,7 @@ def test_a_run_that_another_finished_meanwhile_is_not_started(
     first, second = jobs_in(tmp_path, values | {"rounds": 1})
 
     class OneAtATime(Here):
-        """While the first run goes on, another process does the second."""
+        """A pool during whose first run another process trains the second."""
 
         def has_room(self) -> bool:
             return not self._ended
@@ -204,7 +204,7 @@ def test_runs_of_another_process_are_skipped_if_sharing_is_on(
 def test_a_run_that_another_began_first_is_left_to_it(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
-    """It was not there when this process looked, and is when it begins."""
+    """The other run appears after this process looked, and before it begins."""
     job = jobs_in(tmp_path, values | {"rounds": 1})[0]
     pool = Processes(1, "cpu")
     with begin(job.config, out=job.path, device="cpu"):

@@ -178,7 +178,7 @@ def test_a_device_is_not_told_where_the_weights_are() -> None:
 
 
 class Bomb:
-    """Runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

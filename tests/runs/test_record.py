@@ -40,7 +40,7 @@ def written(folder: Path, run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run directory of two rounds, and its record."""
+    """Return a run directory of two rounds, and its record."""
     folder = tmp_path_factory.mktemp("record")
     config = configs.parse(configs.override(presets.values_of("digits"), list(SHORT)))
     data = sources.load("digits")
@@ -206,7 +206,7 @@ def test_a_record_that_cannot_be_read_is_named(
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("last", [True, False])
 def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_path: Path) -> None:
-    """A last line that was cut off is left out; this one is whole, and wrong."""
+    """Only an incomplete last line is left out; this one is complete and wrong."""
     lines = ['{"round": 0, "accuracy": 50.0}', f'{{"round": 1, "accuracy": {value}}}']
     file = tmp_path / "metrics.jsonl"
     file.write_text("\n".join(lines if last else [lines[1], lines[0]]) + "\n")
@@ -240,7 +240,7 @@ def test_a_run_of_somebody_else_imports_no_method(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It names a module that lies where Python looks; importing it would run it."""
+    """The run names a module on Python's path; importing the module would run its code."""
     runs, planted = tmp_path / "runs", tmp_path / "planted_method.py"
     planted.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'owned')!r}).touch()\n")
     monkeypatch.syspath_prepend(str(tmp_path))

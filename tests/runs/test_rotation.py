@@ -81,7 +81,7 @@ def test_a_state_with_nan_is_not_written(tmp_path: Path) -> None:
 def test_a_disk_that_becomes_read_only_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There it is refused even to remove what is not there."""
+    """On such a disk even removing a missing file is refused."""
     directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
     for number in (1, 2):
         assert directory.save_latest(state(number))

@@ -17,7 +17,7 @@ LOGGER = logging.getLogger("semisfl.data")
 
 
 class Says(Callback):
-    """Logs while the other run is there too, also from a thread that has no run."""
+    """A callback that logs while another run is active, also from a thread without a run."""
 
     def __init__(self, name: str, together: threading.Barrier) -> None:
         self.name, self.together = name, together

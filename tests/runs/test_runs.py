@@ -72,14 +72,14 @@ GOLDEN: dict[str, dict[str, list[float]]] = {
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """With few test images, as these tests do not ask for accuracies."""
+    """Return the digits with few test images, because these tests do not look at accuracies."""
     data = sources.load("digits", cache=tmp_path_factory.mktemp("digits"))
     return replace(data, test_images=data.test_images[:100], test_labels=data.test_labels[:100])
 
 
 @pytest.mark.parametrize("method", GOLDEN)
 def test_golden_losses(method: str, digits: Dataset) -> None:
-    """Digits, a few steps: any change of draws, augmentation, losses or updates shows here."""
+    """A few steps on the digits: any change of draws, augmentation, losses or updates is noticed."""
     values = config.override(presets.values_of("digits"), [*GOLDEN_SETTINGS, f"method={method}"])
     rows = train(config.parse(values), data=digits, device="cpu").rounds
     for name, expected in GOLDEN[method].items():
@@ -165,7 +165,7 @@ SLOW = ("single", "dropout on clients")
 
 @contextmanager
 def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every run ends after its ``step``-th iteration, as if a signal had come during it."""
+    """Let every run stop after its ``step``-th iteration, as if a signal had come."""
     seen = 0
     repeated = Setup.repeated
 
@@ -185,7 +185,7 @@ def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """The run of `small`, that nothing disturbed."""
+    """Return an undisturbed run of `small`."""
     place = tmp_path_factory.mktemp("runs") / "whole"
     train(small(), data=DATA, device="cpu", out=place)
     return RunDirectory.open(place)
@@ -496,7 +496,7 @@ def test_a_server_goes_on_with_more_labels_and_a_warning(
 
 
 def test_a_server_does_not_go_on_with_images_of_another_size() -> None:
-    """As when most labelled images have another size since some were added."""
+    """For example, most labelled images have another size after some were added."""
     larger = replace(
         DATA,
         images=DATA.images.repeat_interleave(2, -1).repeat_interleave(2, -2),
@@ -515,7 +515,7 @@ def test_a_server_does_not_go_on_with_images_of_another_size() -> None:
 def test_a_server_says_that_other_labels_change_the_validation_images(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The choice is made anew, and an image that was trained on may be among them."""
+    """Validation images are chosen again, and one of them may have been trained on."""
     config = small("rounds=1", "data.validation=0.1")
     more = replace(
         DATA,

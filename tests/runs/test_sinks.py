@@ -27,7 +27,7 @@ def settings(*assignments: str) -> Config:
 
 
 class Recorder:
-    """Notes what it is told; fails where it is asked to."""
+    """A sink that keeps what it gets, and fails where the test wants."""
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[str] = []
@@ -149,7 +149,7 @@ def test_metrics_that_did_not_fit_are_written_later_and_whole(
 def test_a_checkpoint_comes_after_the_metrics_that_did_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is stopped has no next line to write them with."""
+    """A server that stops after the checkpoint would never write them."""
     directory = RunDirectory(tmp_path)
     monkeypatch.setattr(logging.getLogger("semisfl"), "handlers", [logging.NullHandler()])
     with largest_file(0):

@@ -227,7 +227,7 @@ def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
 def test_labels_are_looked_for_before_a_directory_is_made(
     labeled: Path, authority: Path, tmp_path: Path
 ) -> None:
-    """A folder of a device's is no server's; the corrected command then works."""
+    """A device's folder cannot be a server's; the corrected command then works."""
     (tmp_path / "unlabeled").mkdir()
     first = next(labeled.rglob("*.png"))
     (tmp_path / "unlabeled" / "1.png").write_bytes(first.read_bytes())
@@ -306,7 +306,7 @@ def test_the_share_of_labels_follows_clients_that_join_later(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
 def test_a_checkpoint_that_was_read_is_not_kept_in_use(tmp_path: Path) -> None:
-    """Else a full disk has no room for the next one while its replaced file is still there."""
+    """An open checkpoint keeps its space on a full disk after it is replaced."""
     checkpoint.write(tmp_path / "latest.safetensors", {"weights": {"a": torch.arange(100_000)}})
     state = checkpoint.read(tmp_path / "latest.safetensors")
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
@@ -377,7 +377,7 @@ sys.stdin.read()
 
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    """Killed without a word: its lock goes with it, and what it was writing is cleared away."""
+    """Its lock ends with the killed process, and half-written files are removed."""
     data, partition = toy_data(2)
     arguments: start.Arguments = {"data": data, "partition": partition, "device": "cpu"}
     train(tiny(2, rounds=1), out=tmp_path / "run", **arguments)

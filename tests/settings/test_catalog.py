@@ -34,7 +34,7 @@ def test_titles_and_notes_are_found_without_importing_anything() -> None:
 
 
 def test_the_configuration_lists_nothing_that_exists() -> None:
-    """Defaults aside: a row is entered once."""
+    """Apart from defaults, only the catalog names an entry."""
     files = (config.__file__, run_settings.__file__, robust.__file__)
     code = "".join(Path(file).read_text(encoding="utf-8") for file in files)
     rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **catalog.AGGREGATES, **MODELS}

@@ -148,7 +148,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_paper_settings() -> None:
-    """The table of the paper's settings."""
+    """Compare the presets with the paper's table of settings."""
     table = {
         "svhn": ("cnn", 1000, 64, 64, 0, "weak"),
         "cifar10": ("alexnet", 4000, 64, 64, 0, "strong"),

@@ -146,7 +146,7 @@ def test_a_run_has_no_lines_that_only_a_device_can_obey(name: str) -> None:
 
 
 def test_no_server_changes_the_lines_that_only_an_owner_writes() -> None:
-    """Files of earlier versions say these, so that a run may; they change nothing."""
+    """Files of earlier versions have these lines, so a run may have them; they change nothing."""
     lax = {
         "full_models": True,
         "hijacking": "ignore",
@@ -222,6 +222,6 @@ def test_the_cap_on_bits_is_of_all_images_together_and_ends_a_clients_part() -> 
 
 @pytest.mark.parametrize(("uses", "bits"), [(-1, 1.0), (1, -1.0), (0, nan)])
 def test_nothing_is_given_back(uses: int, bits: float) -> None:
-    """A server that asks for -1000 steps gets no uses for it."""
+    """A server that asks for -1000 steps gains no uses."""
     with pytest.raises(PolicyBreach, match="would give back what was spent"):
         Spent(3, 4, 5.0).plus(Price(10, uses, bits))

@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders by class with 24 test images of the toy set."""
+    """Write 24 test images of the toy set in folders by class."""
     return write_images(toy.dataset(), tmp_path_factory.mktemp("images"))
 
 

@@ -48,7 +48,7 @@ def test_a_model_file_gives_the_answers_of_its_run(
 
 
 def test_the_network_is_the_one_the_run_is_judged_by(trained: Trained) -> None:
-    """The teacher where there is one, not the student."""
+    """It is the teacher where there is one, not the student."""
     run, _ = trained("semisfl")
     state = checkpoint.read(run / "latest.safetensors")
     model = load(run / "latest.safetensors")
@@ -223,7 +223,7 @@ def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) ->
 
 
 def test_a_module_given_for_one_file_serves_for_another_too(tmp_path: Path) -> None:
-    """Its weights stay, and so do those of a model that was loaded with it before."""
+    """The module and a model loaded with it before keep their weights."""
     module = toy.network(dropout=True)
     module[1], module[2] = nn.LeakyReLU(), nn.Flatten()
     module.fc1 = nn.LazyLinear(16)
@@ -261,7 +261,7 @@ def test_a_model_answers_alike_with_another_default_of_torch(
 
 
 def test_evaluate_gives_the_accuracy_as_a_run_has_it() -> None:
-    """To the last digit: 108 of 120 are 90 %, not 89.9999976."""
+    """The numbers are equal: 108 of 120 are 90 %, not 89.9999976."""
 
     class Known(nn.Module):
         def __init__(self) -> None:

@@ -63,7 +63,7 @@ def lie(server: ModelServer, change: Change) -> None:
 
 
 def overheard(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Return the features that a server gets; it looks at all of them."""
+    """Return the list in which a server keeps the features that it gets."""
     rows: list[Tensor] = []
     honest = server._model.answer
 
@@ -317,7 +317,7 @@ def test_numbers_out_of_range_are_refused_before_anything_is_built(
 def test_a_large_bottom_is_refused_by_the_budget(
     server: ModelServer, authority: Path, tmp_path: Path
 ) -> None:
-    """A real process: what it takes under attack."""
+    """In a process of its own, whose memory is measured."""
     wide = [
         {"kind": "flatten"},
         *({"kind": "linear", "features": 8192} for _ in range(3)),

@@ -31,7 +31,7 @@ def test_accuracy_precision_and_recall_by_hand() -> None:
 
 
 def test_the_calibration_error_averages_over_intervals() -> None:
-    """Half of them right at 50 % is well calibrated, whatever each of them is."""
+    """If half of the images at 50 % are right, the model is well calibrated."""
     probabilities = torch.tensor([[0.5, 0.3, 0.2]]).repeat(10, 1)
     labels = torch.tensor([0, 1] * 5)
     evaluation = judge(("a", "b", "c"), probabilities, labels)
@@ -99,7 +99,7 @@ def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
 def test_evaluate_takes_a_csv_file_as_it_takes_folders(
     trained: Trained, images: Path, tmp_path: Path
 ) -> None:
-    """With or without training images in it; an unreadable image is named, not left out in silence."""
+    """The file may have training images; an unreadable image is named, not left out silently."""
     model = load(trained("supervised")[0])
     plain = evaluate_on(model, images)
     files = sorted(images.rglob("*.png"))

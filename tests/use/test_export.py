@@ -37,14 +37,14 @@ HALVES: tuple[parts.Part, ...] = ("bottom", "top")
 
 
 def run_onnx(path: Path, inputs: Tensor) -> Tensor:
-    """As any other program would: only what onnxruntime itself says of the file is used."""
+    """Run a file as another program would, knowing only what onnxruntime says of it."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (entry,) = session.get_inputs()
     return torch.from_numpy(session.run(None, {entry.name: inputs.numpy()})[0])
 
 
 def test_onnx_halves_and_whole(tmp_path: Path) -> None:
-    """Of residual blocks, cut elsewhere than usual."""
+    """The model has residual blocks and an unusual cut."""
     model = residual_model(tmp_path).recut("residual2")
     made = {part: export(model, PIXELS, tmp_path, part=part) for part in parts.INPUTS}
     expected = model.probabilities(PIXELS)
@@ -332,7 +332,7 @@ MODERN = """[
 
 
 class OwnModel(nn.Module):
-    """A user's module, of the same layers as `MODERN`, whose children in order do what it does."""
+    """A user's module with the layers of `MODERN`; calling its children in order gives the same result."""
 
     def __init__(self) -> None:
         super().__init__()

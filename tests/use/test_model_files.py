@@ -22,7 +22,7 @@ GIANT = [
 
 
 def forged(model: Classifier, place: Path, **changes: Any) -> Path:
-    """A file that describes another model than its weights are."""
+    """Write a file whose description is of another model than its weights."""
     assert model.path is not None
     state = checkpoint.read(model.path)["model"]
     checkpoint.write(

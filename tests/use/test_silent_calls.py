@@ -35,7 +35,7 @@ Silent = Callable[..., list[Any]]
 
 @pytest.fixture
 def silent() -> Iterator[Silent]:
-    """Opens calls that send ``first``, and then nothing."""
+    """Open calls that send ``first``, and then nothing."""
     over = threading.Event()
 
     def never(first: bytes) -> Iterator[bytes]:
@@ -122,7 +122,7 @@ def test_a_silent_call_is_ended(
 
 
 def test_connections_per_device_are_limited(model: Classifier, authority: Path) -> None:
-    """A call of each keeps it from being idle, and each takes one of the server's files."""
+    """A call on each keeps it from being idle; each connection takes one of the server's files."""
     first = floods.opened(1, split_inference.method("Describe"))
     with (
         served(model, authority, silence_seconds=PATIENCE, calls_each=64) as server,
@@ -191,7 +191,7 @@ def test_calls_per_server_are_limited() -> None:
 
 
 class Leaping(asyncio.SelectorEventLoop):
-    """Time passes only where everybody sleeps, and then at once."""
+    """An event loop in which time passes only while everybody sleeps, and then at once."""
 
     now = 0.0
 
@@ -206,7 +206,7 @@ class Leaping(asyncio.SelectorEventLoop):
 
 
 class Device:
-    """Sends a message of so many bytes after so many seconds, for each of ``sends``."""
+    """A device that sends a message of so many bytes after so many seconds, for each of ``sends``."""
 
     def __init__(self, sends: list[tuple[float, int]]) -> None:
         self._sends = iter(sends)

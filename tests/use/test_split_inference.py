@@ -211,7 +211,7 @@ def test_links_out_of_a_folder_are_not_followed(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nothing of an image elsewhere may leave; a link that is named itself may be used."""
+    """Images outside the folder are not sent; a link named on the command line may be."""
     first, second = sorted(images.rglob("*.png"))[:2]
     folder = tmp_path / "camera"
     folder.mkdir()

@@ -30,7 +30,7 @@ def train_toy(method: str, place: Path) -> Result:
 
 
 def write_images(data: Dataset, place: Path, count: int = 24) -> Path:
-    """The first test images as ``place/<class>/<number>.png``."""
+    """Write the first test images as ``place/<class>/<number>.png``."""
     for number in range(count):
         name = data.classes[int(data.test_labels[number])]
         (place / name).mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def write_images(data: Dataset, place: Path, count: int = 24) -> Path:
 
 
 def residual_model(place: Path) -> Classifier:
-    """Residual blocks with everything in them that a table can say; its weights are the first ones."""
+    """Return an untrained model whose residual blocks have everything that a table can describe."""
     data = toy.dataset()
     settings = toy.values("supervised", f"model.layers={toy.RESIDUAL}")
     built = experiment.assemble(settings, data, toy.partition(data), device="cpu")
