@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """The kernel cuts writes off at ``size`` bytes, as a disk that fills up in the middle of one."""
+    """Limit files to ``size`` bytes: the kernel cuts a write off there, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

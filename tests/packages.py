@@ -39,7 +39,7 @@ def install_package(
 
 @contextmanager
 def imported_anew(*packages: str) -> Iterator[None]:
-    """What is imported of ``packages`` meanwhile is forgotten afterwards."""
+    """Forget afterwards what was imported of ``packages`` meanwhile."""
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:

@@ -10,7 +10,7 @@ from semisfl.settings.run import WireConfig
 def sizes_of(
     model: SplitModel, batch: int, steps: int, wire: WireConfig | None = None, resent: bool = False
 ) -> Sizes:
-    """Of what a round of so many steps sends; for a model that is there already."""
+    """Return the sizes of what a round of so many steps sends, for a given model."""
     wire, rows = wire or WireConfig(), (batch, model.features)
     bottom, top = (
         state_bytes(part.state_dict(), wire.models) for part in (model.bottom, model.top)

@@ -76,7 +76,7 @@ def test_a_page_is_short(page: Path) -> None:
 
 @every_page
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    """Python files anywhere, and everything below the folders of the repository."""
+    """Names of Python files are checked, and all paths below the repository's folders."""
     for name in re.findall(r"`([\w./-]+)`", prose(page)):
         inside = name.startswith(("semisfl/", "tests/", "results/", "benchmarks/", "docs/"))
         if (inside or name.endswith(".py")) and not name.startswith(READERS_OWN):

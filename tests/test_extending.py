@@ -46,7 +46,7 @@ def inside_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.fixture
 def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the path, but not installed."""
+    """Put the example on Python's path without installing it."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
 
 
@@ -270,7 +270,7 @@ def test_what_a_class_does_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyP
 def test_a_state_that_would_come_back_changed_is_refused_in_the_first_round(
     kept: object, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JSON makes texts of keys: a method would look in vain for what it knew of client 3."""
+    """JSON turns keys into texts, so a method would not find what it kept under the number 3."""
     monkeypatch.setattr(Supervised, "state_dict", lambda self: {"kept": kept})
     settings = toy.values("supervised", "rounds=1", *toy.FLAT)
     with pytest.raises(ValueError, match=re.escape(message)):

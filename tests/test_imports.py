@@ -57,7 +57,7 @@ def _type_checking(node: ast.AST) -> bool:
 
 @cache
 def imports(module: str, when_imported: bool = False) -> frozenset[str]:
-    """What a module imports, for types alone aside; ``when_imported``: at once, not when first needed."""
+    """Return what a module imports, except for types alone; with ``when_imported`` only what it imports at once."""
 
     def walk(node: ast.AST) -> set[str]:
         names = set(_names(node))
@@ -172,33 +172,33 @@ def test_algorithm_is_torch_only() -> None:
         assert outside <= {"torch", "numpy"}, module
 
 
-def room(module: str) -> str:
+def folder(module: str) -> str:
     """Return the folder of a module, or its own name where it lies in the root."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
 def test_folders_make_a_picture_that_fits_a_page() -> None:
-    """At most 22 rooms on 10 floors with 110 arrows, none upwards."""
-    arrows = {
-        (room(module), room(name))
+    """At most 22 folders on 10 levels with 110 imports between them, none upwards."""
+    imported = {
+        (folder(module), folder(name))
         for module in FILES
         for name in inside(module)
-        if room(module) != room(name)
+        if folder(module) != folder(name)
     }
-    rooms = {room(module) for module in FILES}
-    assert len(rooms) <= 22
-    assert len(arrows) <= 110
-    left, floors = set(rooms), 0
+    folders = {folder(module) for module in FILES}
+    assert len(folders) <= 22
+    assert len(imported) <= 110
+    left, levels = set(folders), 0
     while left:
-        floor = {one for one in left if not any((one, other) in arrows for other in left)}
-        assert floor, f"these folders import each other: {sorted(left)}"
-        left, floors = left - floor, floors + 1
-    assert floors <= 10
+        level = {one for one in left if not any((one, other) in imported for other in left)}
+        assert level, f"these folders import each other: {sorted(left)}"
+        left, levels = left - level, levels + 1
+    assert levels <= 10
 
 
 def test_grpc_is_told_to_be_quiet_before_it_is_imported() -> None:
-    """Else it writes a line for every stranger's handshake, also where stderr is JSON."""
+    """Otherwise gRPC writes a line for every failed handshake, even where stderr is JSON."""
     users = [name for name in FILES if any(one.split(".")[0] == "grpc" for one in imports(name))]
     assert users
     for user in users:
@@ -247,7 +247,7 @@ def test_server_and_client_do_not_know_each_other() -> None:
 
 
 def test_there_is_no_cycle() -> None:
-    """Imports that wait until a function is called count too."""
+    """Imports inside functions count too."""
     waiting = {module: inside(module) & FILES.keys() - {module} for module in FILES}
     while free := [module for module, needs in waiting.items() if not needs]:
         for module in free:
@@ -259,7 +259,7 @@ def test_there_is_no_cycle() -> None:
 
 
 def test_a_name_means_one_module() -> None:
-    """A package's `base`, a method's `method` and `settings`, and the two sides of the network aside."""
+    """Exceptions: `base`, a method's `method` and `settings`, and the two sides of the network."""
     mirrored = {"__init__", "base", "method", "settings"}
     names = [
         name

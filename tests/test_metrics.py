@@ -78,7 +78,7 @@ def test_every_key_is_defined_once_and_nothing_else() -> None:
 
 
 def documented(method: str) -> set[str]:
-    """Keys that the page gives to a method."""
+    """Return the keys that the page gives to a method."""
     title = METHODS[method].title
     named = {
         key: [name.strip() for name in cells[3].removeprefix("all but ").split(",")]
@@ -97,7 +97,7 @@ def keys_of(row: dict[str, object]) -> set[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_methods_rows_have_the_keys_that_the_page_says(method: str) -> None:
-    """First a round without clients or test, then one with both, where labels are kept and known."""
+    """The first round has neither clients nor a test, the second has both, with known labels."""
     section = {"fedswitch-sl": "fedswitch", "supervised": "semisfl"}.get(method, method)
     settings = [f"{section}.confidence_threshold=0", "rounds=2", "runtime.evaluate_every=2"]
     settings.append("stop.target=0.01")

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def versions(lines: str, relation: str) -> dict[str, list[int]]:
-    """By package; ``2.7`` and ``2.7.0`` are the same."""
+    """Return versions by package; ``2.7`` and ``2.7.0`` are equal."""
     return {
         name.lower().replace("_", "-"): [*map(int, re.sub(r"(\.0)+$", "", version).split("."))]
         for name, version in re.findall(rf"^([\w-]+){relation}([\d.]+)$", lines, re.M)

@@ -37,7 +37,7 @@ PHOTOGRAPHS, PREDICTIONS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTAL
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """(machine, words) of every command that is meant to be typed on one."""
+    """Return the machine and the words of every command of the tutorial."""
     steps = []
     for machine, lines in re.findall(r"```sh\n# on (?:the )?(\S+)\n(.*?)```", TUTORIAL, re.DOTALL):
         steps += [(machine, shlex.split(line)[1:]) for line in lines.strip().splitlines()]
@@ -123,7 +123,7 @@ def wait_for_page(address: str) -> str:
 
 
 def carry(machines: Path, machine: str) -> None:
-    """A device's certificates, as the tutorial says: by a way you trust."""
+    """Copy a device's certificates to it, as the tutorial asks its readers to."""
     made = machines / "server" / "certs" / "clients" / machine
     if made.exists() and not (machines / machine / machine).exists():
         shutil.copytree(made, machines / machine / machine)

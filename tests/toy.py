@@ -53,7 +53,7 @@ FLAT = [
 
 
 class Doubled(nn.Module):
-    """Multiplies by a number that no state holds."""
+    """A layer that multiplies by a number that is in no state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def network(batchnorm: bool = False, dropout: bool = False) -> nn.Sequential:
 
 
 def own(model: nn.Module | None = None) -> dict[str, Any]:
-    """Everything that `train` takes beside settings; the network is new, as it may be trained in place."""
+    """Return everything that `train` takes besides settings; the network is new because it may be trained in place."""
     data = dataset()
     return {
         "data": data,
@@ -118,7 +118,7 @@ def own(model: nn.Module | None = None) -> dict[str, Any]:
 
 
 def but_for_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rounds without what differs between two runs that are the same."""
+    """Return rounds without the metrics that differ between two equal runs."""
     return [{key: row[key] for key in row if not key.startswith("seconds")} for row in rows]
 
 

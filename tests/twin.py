@@ -40,7 +40,7 @@ def toy_data(
     classes: int = 3,
     seed: int = 0,
 ) -> Dataset:
-    """Noisy pictures whose class is the place of a bright bar: easy to learn, impossible to guess."""
+    """Return noisy pictures whose class is the place of a bright bar."""
     rng = seeds.generator(seed, "toy")
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ SMALL: dict[str, Any] = {
 
 
 def bn_model(channels: int = 1, classes: int = 3, side: int = 16) -> nn.Sequential:
-    """A small model of one's own with BatchNorm on both sides of the cut, and dropout."""
+    """Return a small user's model with dropout, and BatchNorm on both sides of the cut."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         return nn.Sequential(
@@ -145,7 +145,7 @@ class PlainQueue:
 
 
 def cluster_loss(z: Tensor, keys: Tensor, positive: Tensor, temperature: float) -> Tensor:
-    """Summed over anchors; ``positive`` [n, r] says which references are positives of which anchor."""
+    """Return the loss summed over anchors; ``positive`` [n, r] says which references are positives of which anchor."""
     log_share = F.log_softmax(z @ keys.T / temperature, dim=1)
     return -((log_share * positive).sum(1) / positive.sum(1).clamp(min=1)).sum()
 
@@ -426,6 +426,6 @@ def largest_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor])
 
 
 def mean_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    """Averaged over all numbers of a state."""
+    """Return the mean difference over all numbers of a state."""
     total = sum(float((ours[name].double() - theirs[name].double()).abs().sum()) for name in ours)
     return total / sum(tensor.numel() for tensor in ours.values())

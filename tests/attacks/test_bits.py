@@ -97,7 +97,7 @@ def test_impossible_changes_of_the_bottom_show_nothing() -> None:
 
 
 def test_all_that_is_sent_lies_on_one_grid_whatever_the_features() -> None:
-    """Else the last bits of a float tell features from noise."""
+    """Otherwise the last bits of a float would tell features from noise."""
     outgoing, step = device(0.14, clip=3.0), 0.14 * 3.0 / GRID
     for rows in (torch.zeros(4, 50), torch.rand(4, 50) / 7, torch.rand(4, 50) * 1e4):
         steps = outgoing.guarded(rows, 1).double() / step

@@ -109,7 +109,7 @@ def test_a_record_holds_no_model_to_attack(
 def test_images_that_a_program_passed_are_not_replaced_by_others(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also if they have the size, the classes and the name of others."""
+    """The images are refused even if they have the size, classes and name of a known set."""
     digits = load_data("digits")
     data = replace(digits, name=name, images=255 - digits.images)
     values = configs.override({}, [*SMALL, "rounds=1"])

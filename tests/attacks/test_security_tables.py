@@ -19,7 +19,7 @@ def test_the_goals_that_the_documents_claim_are_met() -> None:
 
 
 def test_under_the_default_the_network_gives_the_accuracies_of_the_simulation() -> None:
-    """Other than where the server refuses features, or the attack needs classes, which devices do not know."""
+    """Attacks differ only where the server refuses features, or where devices do not know the classes."""
     simulated = {
         (clients, one.attack, one.seed): one.accuracy
         for clients in poisoning.FLEETS

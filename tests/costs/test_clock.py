@@ -14,7 +14,7 @@ G = 1e9
 
 @dataclass(frozen=True)
 class Fixed(World):
-    """Client 0 sends 1,000 and takes 2,000 bytes/s and computes 1 GFLOP/s; client 1 half of all that."""
+    """Client 0 sends 1,000 bytes/s, receives 2,000 and computes 1 GFLOP/s; client 1 has half of each."""
 
     def rates(self, round_index: int, client: int) -> tuple[float, float]:
         return 1000 / (1 + client), 2000 / (1 + client)
@@ -67,7 +67,7 @@ def test_an_iteration_ends_with_its_slowest_client() -> None:
 
 
 def test_two_clients_that_are_each_slowest_in_one_phase() -> None:
-    """One has the longer download, the other the longer steps: both are waited for.
+    """One client has the longer download, the other the longer steps. The round waits for both.
 
     client 0: first features at 20 + 2 + 2 = 24, then 0.5 + 1 + 2 + 2 = 5.5, at last 0.5 + 1 + 1
     client 1: first features at 4 + 4 + 4 = 12, then 1 + 2 + 4 + 4 = 11, at last 1 + 2 + 2
@@ -93,7 +93,7 @@ def test_every_message_takes_its_latency() -> None:
 
 
 def test_whole_models_end_with_the_slowest_client_of_each_phase() -> None:
-    """Statistics come after training, of other clients: one waits for the other, not beside it."""
+    """Statistics are gathered after the training of all clients, so the two times add up."""
     training = [Share(0, 2000, 1000, 5 * G), Share(1, 2000, 1000, 1 * G)]
     timing = time_round(0, RoundWork(10 * G, [training, [Share(1, 2000, 0, 0)]]), fixed())
     assert timing.seconds == pytest.approx(1 + 7 + 2)

@@ -41,7 +41,7 @@ every_run = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module", autouse=True)
 def one_helper_every_second_round() -> Iterator[None]:
-    """Two clients are enough for it, and a run of three rounds has a choice of helpers."""
+    """Let FedMatch choose one helper every second round, so that two clients and three rounds have a choice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
         patch.setattr("semisfl.methods.fedmatch.method.HELPERS", 1)
@@ -50,7 +50,7 @@ def one_helper_every_second_round() -> Iterator[None]:
 
 
 def settings(method: str, wire: str, threshold: float = 0.0) -> Config:
-    """With clients that all contribute, and are all labelled for by the teacher."""
+    """Return settings under which all clients contribute and the teacher labels for all of them."""
     return tiny(
         2,
         method=method,
@@ -66,7 +66,7 @@ def settings(method: str, wire: str, threshold: float = 0.0) -> Config:
 
 @cache
 def finished(fleet: str, method: str, wire: str) -> tuple[list[RoundMetrics], Counts, Priced]:
-    """A run's rows, what its fleet counted in all, and its price."""
+    """Return a run's rounds, the totals that its fleet counted, and its price."""
     data, _ = toy_data(2)
     with FLEETS[fleet](settings(method, wire)) as fixture:
         experiment = fixture.experiment
@@ -79,7 +79,7 @@ def finished(fleet: str, method: str, wire: str) -> tuple[list[RoundMetrics], Co
 @every_run
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_usual_round_is_the_formulas(fleet: str, method: str, wire: str) -> None:
-    """The third: neither the first, which may greet, nor one in which helpers are chosen."""
+    """The third round is a usual one: the first may send more, and so may one that chooses helpers."""
     rows, _, priced = finished(fleet, method, wire)
     cost = priced.usual
     assert cost is not None and bool(cost.total) is (method != "supervised")
@@ -112,7 +112,7 @@ def test_recoding_gives_what_a_run_with_these_codecs_sends(fleet: str, method: s
 @every_run
 @pytest.mark.parametrize("known", ["kinds", "totals"])
 def test_counts_missing_from_older_files_are_computed(fleet: str, method: str, known: str) -> None:
-    """All clients do alike here, so that what is worked out can be held against what was recorded."""
+    """All clients do the same here, so computed bytes can be compared with recorded ones."""
     rows, _, priced = finished(fleet, method, "fp32")
     kinds = known == "kinds"
     older = [replace(row, bytes_by_client=None, bytes=row.bytes if kinds else None) for row in rows]

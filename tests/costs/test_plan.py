@@ -177,7 +177,7 @@ def test_clients_with_folders_have_the_images_in_them(tmp_path: Path) -> None:
 
 
 def test_both_tables_have_the_batches_that_clients_can_fill() -> None:
-    """A client of five images sends features of five, whatever `clients.batch` is."""
+    """A client with five images sends the features of five, whatever `clients.batch` is."""
     values = presets.values_of("digits")
     held = AboutImages((1, 28, 28), 10, 4.5, {0: 4, 1: 5})
     made = make(
@@ -249,7 +249,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_method_is_priced_with_its_own_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also one that is not the run's: it is not part of the run's configuration."""
+    """This holds for methods other than the run's, whose settings are not part of its configuration."""
     teachers = []
     for kept in ("frozen", "ema"):
         words = ["wire.teacher_once=true", "method=fedmatch", f"semisfl.client_teacher={kept}"]

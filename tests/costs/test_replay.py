@@ -133,7 +133,7 @@ def test_committed_runs_sum_up_to_what_they_recorded(every: int) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Toy runs of each kind of method, as directories."""
+    """Train toy runs of each kind of method, and return their folder."""
     folder = tmp_path_factory.mktemp("runs")
     data = toy.dataset()
     for method, seed in (("semisfl", 0), ("semisfl", 1), ("fedswitch", 0)):
@@ -249,7 +249,7 @@ def test_an_unfinished_run_is_reported_up_to_one_common_round(
 
 
 def test_replay_reports_an_unknown_number_of_images(recorded: Path, tmp_path: Path) -> None:
-    """A directory without its checkpoint, of data that nobody knows by name."""
+    """The directory has no checkpoint, and its data set has no known name."""
     place = tmp_path / "run"
     shutil.copytree(recorded / "semisfl-0", place)
     for file in place.glob("*.safetensors"):

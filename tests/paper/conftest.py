@@ -9,5 +9,5 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.fixture(scope="session")
 def index() -> RunIndex:
-    """The committed runs, read once."""
+    """Return the committed runs, read once."""
     return RunIndex(RESULTS / "none", [RESULTS])

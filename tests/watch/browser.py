@@ -99,7 +99,7 @@ class Browser:
     # --- what a person does ----------------------------------------------------------------------
 
     def open(self, url: str) -> None:
-        """Another document, also where only the fragment differs."""
+        """Load a document anew, also if only the fragment of its address differs."""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=url)
 
@@ -117,7 +117,7 @@ class Browser:
         return value
 
     def text_of(self, view: str) -> str:
-        """Go to a view by its tab; its text once it is filled."""
+        """Go to a view by its tab, and return its text once it is filled."""
         self.evaluate(f"document.getElementById('tab-{view}').click()")
         self.until(f"(document.body.dataset.shown || '').split('/')[0] === '{view}'")
         return self.text()

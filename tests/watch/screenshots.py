@@ -39,7 +39,7 @@ PICTURES = (
 
 
 def folders(place: Path) -> None:
-    """Copies with what the results lack."""
+    """Return copies of runs with what the results lack."""
     for file in (RESULTS / "h200" / "compare").glob("*.run.json"):
         unpack(file, place / "compare" / name_of(file))
     demo = place / "demo" / "semisfl-seed0"

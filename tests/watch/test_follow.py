@@ -134,7 +134,7 @@ def test_a_run_with_a_damaged_file_does_not_hide_the_others(
     "name", ["metrics.jsonl", "fleet.jsonl", "run.lock", "run.log", "roster.json"]
 )
 def test_a_run_with_a_pipe_does_not_hide_the_others(name: str, tmp_path: Path) -> None:
-    """Nobody writes to the pipe: whoever opened it would wait for ever."""
+    """Nobody writes to the pipe, so opening it would wait for ever."""
     for run in ("bad", "good"):
         begun(tmp_path / run).unlock()
     (tmp_path / "bad" / name).unlink(missing_ok=True)
@@ -186,7 +186,7 @@ def test_a_limit_that_is_met_is_the_end(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_name_is_not_utf8_is_shown_with_the_others(tmp_path: Path) -> None:
-    """It was renamed: none begins there."""
+    """No run can begin under such a name, but its directory may be renamed."""
     for name in ("a", "b"):
         begun(tmp_path / name).unlock()
     (tmp_path / "b").rename(tmp_path / os.fsdecode(b"b\xff"))
@@ -264,7 +264,7 @@ def test_a_device_that_comes_back_is_not_refused_any_more(tmp_path: Path) -> Non
 
 
 def test_a_device_cannot_make_the_page_say_that_it_is_revoked() -> None:
-    """The text of a refusal by its own policy is the device's."""
+    """A device writes the reason of a refusal by its own policy."""
     events, text = DeviceEvents(), "the certificate of camera is revoked"
     event = {"event": "refused", "name": "camera", "reason": f"the client's policy: {text}"}
     events.add(json.dumps(event).encode())
@@ -378,7 +378,7 @@ def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
 
 
 def test_a_log_without_a_token_names_no_device_and_no_address(tmp_path: Path) -> None:
-    """Also not of devices that left before they had a place, or that came since the page last looked."""
+    """This holds for devices that left before they had a place, and for those that came since the last look."""
     directory = begun(tmp_path / "run")
     lines = [
         "2026 INFO camera-7 has certificate 2e49, valid until 2027-11-17 21:33 UTC",

@@ -40,7 +40,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def opened(chromium: Browser, folder: Path) -> Iterator[Browser]:
-    """The page of ``folder``, and that its console stayed empty."""
+    """Show the page of ``folder``, and check that its console stays empty."""
     chromium.complaints.clear()
     with serving(make_app(Runs([folder])), Address("127.0.0.1", 0)) as url:
         chromium.open(url)
@@ -51,7 +51,7 @@ def opened(chromium: Browser, folder: Path) -> Iterator[Browser]:
 
 
 def drawn(page: Browser, least: int) -> bool:
-    """Whether so many charts come to be seen."""
+    """Return whether so many charts appear."""
     seen = "(node) => node.offsetParent && node.querySelector('path.js-line, .heatmaplayer image')"
     plots = f"[...document.querySelectorAll('.js-plotly-plot')].filter({seen}).length"
     return bool(page.until(f"{plots} >= {least}"))
