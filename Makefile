@@ -31,7 +31,7 @@ help:
 	@echo "                then malicious servers, and 200 more clients and servers killed at any moment"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
-	@echo "make results    every table of the docs that runs stand behind, again from results/"
+	@echo "make results    write every table of the docs that comes from runs, from results/"
 	@echo "make image-test build the container image and train a server and two devices in containers"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
 
