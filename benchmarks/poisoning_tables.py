@@ -17,7 +17,7 @@ POISONING = Path("results/poisoning")
 SERVED = "clipped_mean+limited"
 """The default of `semisfl serve`, as `semisfl poisoning` names it."""
 FLEETS = {3: 1, 5: 1, 10: 2}
-"""How many attack of so many clients."""
+"""Number of attackers by number of clients."""
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

@@ -80,7 +80,7 @@ def list_jobs(
             config = configs.parse(
                 {**changed, "method": method, "seed": seed}, others=entries.values()
             )
-            # Of a method named ``package.module:Class`` the class alone.
+            # A method named ``package.module:Class`` gives its class alone.
             parts = (entry.name.rpartition(":")[2], variant.name, cell.name, f"seed{seed}")
             path = out / "-".join(part for part in parts if part)
             label = " ".join([entry.title, variant.name, *cell.assignments]) if variant.name else ""
