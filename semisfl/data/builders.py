@@ -1,6 +1,6 @@
 """Check and convert what people have for `Dataset`: arrays, torch and Hugging Face data sets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,21 @@ from PIL import Image
 
 from semisfl.data import hub, npz
 from semisfl.data.decode import Listing, Unsupported, check_mode
+
+
+def class_names(classes: Any) -> tuple[str, ...]:
+    """Return the names of classes as text: a checkpoint holds no numbers of numpy and no bytes."""
+    if not isinstance(classes, Iterable):
+        raise ValueError(f"classes is {classes!r}; it must be a list of the classes' names")
+    return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in classes)
+
+
+def channel_values(name: str, values: Any) -> tuple[float, ...]:
+    """Return ``values``, the mean or the deviation of each channel, as Python's floats."""
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {values!r}; it must be one number per channel") from None
 
 
 def array_fields(
@@ -76,7 +91,7 @@ def _numbers(
 ) -> tuple[torch.Tensor, tuple[str, ...] | None]:
     """Return labels as numbers, and the class names if they are known."""
     array = _array(values, name)
-    known = tuple(classes) if classes is not None else None
+    known = class_names(classes) if classes is not None else None
     if array.ndim != 1:
         raise ValueError(
             f"{name} is {array.dtype} {list(array.shape)}; it must be [n], one whole number or class name per "
@@ -130,7 +145,7 @@ def torch_listing(train: Any, test: Any, unlabeled: Any, classes: Sequence[str] 
         open=lambda number: _picture(*items[number]),
         labels=labels,
         trains=len(items) - len(test),
-        classes=tuple(map(str, names)),
+        classes=class_names(names),
     )
 
 

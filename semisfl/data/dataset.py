@@ -57,12 +57,9 @@ class Dataset:
         """
         fields = builders.array_fields(images, labels, test_images, test_labels, unlabeled, classes)
         halves = (0.5,) * fields["images"].shape[1]
-        return cls(
-            name=name,
-            mean=halves if mean is None else tuple(mean),
-            std=halves if std is None else tuple(std),
-            **fields,
-        )
+        fields["mean"] = halves if mean is None else mean
+        fields["std"] = halves if std is None else std
+        return cls(name=name, **fields)
 
     @classmethod
     def from_torch(
@@ -137,6 +134,10 @@ class Dataset:
         )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", builders.class_names(self.classes))
+        for field in ("mean", "std"):
+            values = builders.channel_values(field, getattr(self, field))
+            object.__setattr__(self, field, values)
         for field in ("images", "labels", "test_images", "test_labels"):
             if not isinstance(value := getattr(self, field), torch.Tensor):
                 raise TypeError(

@@ -1,5 +1,6 @@
 """Data sets made of what people have: arrays, torch and Hugging Face data sets, CSV files, TIFF."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,65 @@ def test_a_class_name_may_not_come_twice() -> None:
     pairs = Pairs([(picture(n), n % 2) for n in range(4)])
     with pytest.raises(ValueError, match=message):
         Dataset.from_torch(pairs, pairs, classes=("a", "b", "a"))
+
+
+@pytest.mark.parametrize(
+    "classes, names",
+    [
+        ([3, 8], ("3", "8")),
+        (np.arange(2), ("0", "1")),
+        ([b"cat", b"dog"], ("cat", "dog")),
+        (np.array(["cat", "dog"]), ("cat", "dog")),
+    ],
+)
+def test_names_of_classes_are_texts(classes: Any, names: tuple[str, ...]) -> None:
+    """A checkpoint takes nothing else; so a run with other names ended in one that nobody could open."""
+    pairs = Pairs([(picture(n), n % 2) for n in range(4)])
+    for data in (
+        Dataset.from_arrays(CHW, LABELS, TEST_CHW, TEST_LABELS, classes=classes),
+        Dataset.from_torch(pairs, pairs, classes=classes),
+        direct(classes=classes),
+    ):
+        assert data.classes == names and {type(name) for name in data.classes} == {str}
+
+
+@pytest.mark.parametrize("of", [np.float32, np.float64, torch.tensor, list])
+def test_mean_and_std_may_be_computed(of: Any) -> None:
+    mean, std = of([0.25, 0.5, 0.75]), of([0.5, 0.25, 1])
+    for data in (
+        Dataset.from_arrays(CHW, LABELS, TEST_CHW, TEST_LABELS, mean=mean, std=std),
+        direct(mean=mean, std=std),
+    ):
+        assert (data.mean, data.std) == ((0.25, 0.5, 0.75), (0.5, 0.25, 1.0))
+        assert {type(value) for value in (*data.mean, *data.std)} == {float}
+
+
+@pytest.mark.parametrize("value", [0.5, "half", [None] * 3])
+def test_a_mean_that_is_no_list_of_numbers_is_named(value: Any) -> None:
+    for make in (direct, partial(Dataset.from_arrays, CHW, LABELS, TEST_CHW, TEST_LABELS)):
+        with pytest.raises(ValueError, match=r"mean is .*; it must be one number per channel"):
+            make(mean=value, std=(0.5,) * 3)
+
+
+def test_a_number_of_classes_is_no_list_of_names() -> None:
+    pairs = Pairs([(picture(n), n % 2) for n in range(4)])
+    arrays = CHW, LABELS, TEST_CHW, TEST_LABELS
+    for make in (
+        direct,
+        partial(Dataset.from_arrays, *arrays),
+        partial(Dataset.from_torch, pairs, pairs),
+    ):
+        with pytest.raises(
+            ValueError, match=r"classes is 2; it must be a list of the classes' names"
+        ):
+            make(classes=2)
+
+
+def direct(**changed: Any) -> Dataset:
+    """Return a data set made by the constructor."""
+    tensors = (torch.from_numpy(array) for array in (CHW, LABELS, TEST_CHW, TEST_LABELS))
+    usual = {"classes": ("a", "b"), "mean": (0.5,) * 3, "std": (0.5,) * 3, **changed}
+    return Dataset("x", usual["classes"], *tensors, mean=usual["mean"], std=usual["std"])
 
 
 def test_the_constructor_names_what_it_was_given() -> None:
