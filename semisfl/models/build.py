@@ -13,7 +13,7 @@ from semisfl.models.own import Own, check_own, digest_of, globally_seeded
 from semisfl.models.shapes import Shape, place
 from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, Projector, SplitModel, split
 from semisfl.models.zoo import MODELS
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.layer_kinds import Layer
 from semisfl.settings.run import CODE, ModelConfig
 
@@ -117,3 +117,20 @@ def with_layers_of(config: Config, own: Own | None) -> Config:
         described = {"name": f"{CODE}-{digest_of(own)}", "layers": None}
     model = ModelConfig.model_validate({**config.model.model_dump(), **described})
     return config.model_copy(update={"model": model})
+
+
+def check_same(config: Config, own: Own | None) -> None:
+    """Refuse another network than that of the run ``config``, which goes on; warn where it may be the same."""
+    then, now = config.model, with_layers_of(config, own).model
+    if now == then or then.name == CODE:
+        return
+    if not (then.is_code or now.is_code):
+        raise ConfigError(
+            "the model passed is not the network that the run began with, which config.toml describes; leave it out"
+        )
+    log.warning(
+        "the module has other code or settings than the one that the run began with (%s, now %s): if it computes "
+        "something else, so does the run from here on",
+        then.name,
+        now.name,
+    )

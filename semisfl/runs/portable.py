@@ -188,6 +188,14 @@ def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow:
             f"the run began with images of {then} (channels, height, width), and they are {today} now: "
             "continue it with the images it had, or bring most of them to that size"
         )
+    then, today = (
+        " and ".join(f"{key} {tuple(about.get(key, now[key]))}" for key in ("mean", "std"))
+        for about in (before, now)
+    )
+    if then != today:
+        raise ConfigError(
+            f"the run began with images normalised by {then}, and now it would go on with {today}; use the former ones"
+        )
     digests = before.get("digests", {})
     for key, kind in DIGESTS.items():
         digest = now["digests"].get(key)

@@ -14,7 +14,7 @@ from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
 from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.models.build import with_layers_of
+from semisfl.models.build import check_same, with_layers_of
 from semisfl.models.own import Own, is_sequential, stages_of
 from semisfl.runs import checkpoint, health, run_log
 from semisfl.runs.arguments import check_arguments, check_config, usual_modes
@@ -152,6 +152,8 @@ def go_on(
         config = on_ranks(config)
     elif launch() is None:
         config = in_one_process(config)
+    means = _with_stages(config, means)
+    check_same(config, means.get("model"))
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)

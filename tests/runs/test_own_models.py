@@ -18,7 +18,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.grouping import find_runs, group_runs
 from semisfl.runs.start import resume, train
 from semisfl.settings import config
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
 from tests.toy import RESIDUAL
 
@@ -164,6 +164,29 @@ def test_runs_of_other_code_are_not_averaged(tmp_path: Path) -> None:
     seeds = [[run.config.get("seed") for run in group.runs] for group in groups]
     assert seeds == [[0, 1], [2], [3], [4]]
     assert len({group.label for group in groups}) == 4
+
+
+def test_a_run_does_not_go_on_with_another_network(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def network(layer: nn.Module, channels: int = 3) -> nn.Sequential:
+        conv, last = nn.Conv2d(1, channels, 5, 3), nn.Linear(64 * channels, 10)
+        return nn.Sequential(conv, layer, nn.Flatten(), last)
+
+    other_code = "the module has other code or settings than the one that the run began with"
+    train(small("rounds=1"), model=network(nn.ReLU()), device="cpu", out=tmp_path / "table")
+    for other in (network(nn.GELU()), network(nn.ReLU(), channels=4)):
+        with pytest.raises(ConfigError, match="is not the network that the run began with"):
+            resume(tmp_path / "table", model=other, device="cpu")
+    train(small("rounds=1"), model=network(Scaled(1.0)), device="cpu", out=tmp_path / "code")
+    for path, same in (("table", nn.ReLU()), ("code", Scaled(1.0))):
+        assert resume(tmp_path / path, model=network(same), device="cpu").rounds
+        assert other_code not in caplog.text
+    # Other code may compute the same, and other versions may describe other layers.
+    for path, other in (("code", Shifted(1.0)), ("code", nn.ReLU()), ("table", Scaled(1.0))):
+        caplog.clear()
+        assert resume(tmp_path / path, model=network(other), device="cpu").rounds
+        assert other_code in caplog.text
 
 
 def test_a_model_that_no_table_describes_still_trains(
