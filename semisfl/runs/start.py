@@ -160,17 +160,19 @@ def go_on(
         source = (place, _training_state(place)) if named else health.last_good(place)
         if source is not None:
             state = source[1]
-            done = counted(state["round"], "round")
-            log.warning("going on from %s: %s done", source[0], done)
+            log.warning("going on from %s: %s done", source[0], counted(state["round"], "round"))
             if source[0].name == "latest.safetensors":
                 directory.trust_latest(state["round"])
             elif named:
                 with suppress(checkpoint.CheckpointError):
                     directory.trust_latest(directory.load()["round"])
         else:
-            # Killed before its first checkpoint. Every draw follows from the seed, so starting again
-            # gives the same run.
-            log.warning("%s has no checkpoint yet: beginning anew", directory.path)
+            # Killed before its first checkpoint. Every draw follows from the seed, so starting again gives the same
+            # run, but for the first weights of a module that a program passed: they are on no disk.
+            anew = "%s has no checkpoint yet: beginning anew"
+            if config.model.layers is not None and means.get("model") is None:
+                anew += "; if a program passed its network, pass it again, for its first weights"
+            log.warning(anew, directory.path)
             state = None
         directory.warn_of_changes(arguments.get("device", "auto"))
         sinks = _named_sinks(config)

@@ -103,6 +103,22 @@ def test_a_run_of_an_own_model_goes_on_from_the_command_line(
     assert all(torch.equal(resumed[key], value) for key, value in expected.items())
 
 
+def test_a_run_that_begins_anew_takes_first_weights_from_its_module_only_if_it_is_passed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The seed draws others, and before the first checkpoint the module's are on no disk."""
+    began = train(small("rounds=1"), model=own_model(), device="cpu", out=tmp_path / "run")
+    losses = []
+    for model in (own_model(), None):
+        for file in (tmp_path / "run").glob("*.safetensors"):
+            file.unlink()
+        caplog.clear()
+        losses.append(resume(tmp_path / "run", model=model, device="cpu").history["loss_semi"])
+        assert "beginning anew" in caplog.text
+        assert ("its first weights" in caplog.text) is (model is None)
+    assert losses[0] == began.history["loss_semi"] != losses[1]
+
+
 def test_a_norm_of_the_last_axis_is_left_out_of_the_table(tmp_path: Path) -> None:
     own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.LayerNorm(8), nn.Flatten(), nn.Linear(192, 10))
     train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
