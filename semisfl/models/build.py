@@ -14,7 +14,7 @@ from semisfl.models.shapes import Shape, place
 from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, Projector, SplitModel, split
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.layer_kinds import Layer
+from semisfl.settings.layer_kinds import Layer, parse_layers
 from semisfl.settings.run import CODE, ModelConfig
 
 log = logging.getLogger(__name__)
@@ -119,18 +119,32 @@ def with_layers_of(config: Config, own: Own | None) -> Config:
     return config.model_copy(update={"model": model})
 
 
-def check_same(config: Config, own: Own | None) -> None:
-    """Refuse another network than that of the run ``config``, which goes on; warn where it may be the same."""
-    then, now = config.model, with_layers_of(config, own).model
-    if now == then or then.name == CODE:
+def check_same(own: Own | None, name: str, table: Sequence[Layer] | None) -> None:
+    """Refuse another network than the one that was trained, which has this name, and this table if one describes it.
+
+    Warn of a module that may be another: equal code has equal digests in the same versions only.
+    """
+    if own is None:
         return
-    if not (then.is_code or now.is_code):
-        raise ConfigError(
-            "the model passed is not the network that the run began with, which config.toml describes; leave it out"
+    assert isinstance(own, nn.Sequential)
+    if name in MODELS:
+        table = MODELS[name].table()
+    now: Sequence[Layer] | None
+    try:
+        now = parse_layers(layers_of(own))
+    except ValueError:
+        now = None
+    if now is not None and table is not None:
+        if now != tuple(table):
+            raise ConfigError(
+                "the module passed is not the network that was trained; leave it out, as a table of layers describes that one"
+            )
+        return
+    called = f"{CODE}-{digest_of(own)}"
+    if table is not None or name not in (CODE, called):  # runs of earlier versions have no digest
+        log.warning(
+            "the module has other code or settings than the one that was trained (%s, now %s); unless it computes "
+            "the same, the weights do not belong into it",
+            name,
+            called,
         )
-    log.warning(
-        "the module has other code or settings than the one that the run began with (%s, now %s): if it computes "
-        "something else, so does the run from here on",
-        then.name,
-        now.name,
-    )

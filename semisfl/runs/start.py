@@ -153,7 +153,7 @@ def go_on(
     elif launch() is None:
         config = in_one_process(config)
     means = _with_stages(config, means)
-    check_same(config, means.get("model"))
+    check_same(means.get("model"), config.model.name, config.model.layers)
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)

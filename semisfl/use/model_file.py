@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.metrics import RoundMetrics
-from semisfl.models.build import build
+from semisfl.models.build import build, check_same
 from semisfl.models.own import Own, feature_shape, globally_seeded, own_copy
 from semisfl.models.shapes import MAX_OUTPUT
 from semisfl.models.split import split
@@ -20,6 +20,7 @@ from semisfl.runs.portable import PARTS, Description
 from semisfl.runs.reading import read_rounds
 from semisfl.settings import lookup
 from semisfl.settings.layer_kinds import parse_layers
+from semisfl.settings.run import CODE
 from semisfl.use.classifier import Classifier
 
 SUFFIX = ".safetensors"
@@ -56,8 +57,15 @@ def load(
     try:
         if model is not None:
             stages = own_copy(model, shape)
+            name = described.settings.get("model", {}).get("name", CODE)
+            if table is None:
+                check_same(stages, name, None)
             with globally_seeded(0):
-                feature_shape(stages, shape)  # lazy layers make their weights here
+                feature_shape(
+                    stages, shape
+                )  # lazy layers make their weights here, and become others
+            if table is not None:
+                check_same(stages, name, parse_layers(table))
             network = split(stages, shape, cut, "none")
         else:
             assert table is not None
@@ -69,7 +77,7 @@ def load(
         for part in parts:
             own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}
             _load(getattr(network, part), own)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
         ) from error

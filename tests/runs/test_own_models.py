@@ -189,10 +189,10 @@ def test_a_run_does_not_go_on_with_another_network(
         conv, last = nn.Conv2d(1, channels, 5, 3), nn.Linear(64 * channels, 10)
         return nn.Sequential(conv, layer, nn.Flatten(), last)
 
-    other_code = "the module has other code or settings than the one that the run began with"
+    other_code = "the module has other code or settings than the one that was trained"
     train(small("rounds=1"), model=network(nn.ReLU()), device="cpu", out=tmp_path / "table")
     for other in (network(nn.GELU()), network(nn.ReLU(), channels=4)):
-        with pytest.raises(ConfigError, match="is not the network that the run began with"):
+        with pytest.raises(ConfigError, match="is not the network that was trained"):
             resume(tmp_path / "table", model=other, device="cpu")
     train(small("rounds=1"), model=network(Scaled(1.0)), device="cpu", out=tmp_path / "code")
     for path, same in (("table", nn.ReLU()), ("code", Scaled(1.0))):

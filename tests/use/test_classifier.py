@@ -222,7 +222,29 @@ def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) ->
         load(tmp_path / "run", model=toy.network(batchnorm=True))
 
 
-def test_a_module_given_for_one_file_serves_for_another_too(tmp_path: Path) -> None:
+def test_weights_are_not_loaded_into_another_network(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def other(activation: nn.Module) -> nn.Sequential:
+        model = toy.network()
+        model[1] = activation
+        return model
+
+    settings = toy.values("supervised", "rounds=1")
+    train(settings, out=tmp_path / "table", **toy.own(other(nn.ReLU())))
+    train(settings, out=tmp_path / "code", **toy.own(other(nn.LeakyReLU(0.1))))
+    with pytest.raises(ValueError, match="the module passed is not the network that was trained"):
+        load(tmp_path / "table", model=other(nn.GELU()))
+    load(tmp_path / "table", model=other(nn.ReLU()))
+    load(tmp_path / "code", model=other(nn.LeakyReLU(0.1)))
+    assert "other code or settings" not in caplog.text
+    load(tmp_path / "code", model=other(nn.LeakyReLU(0.9)))
+    assert "other code or settings" in caplog.text
+
+
+def test_a_module_given_for_one_file_serves_for_another_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The module and a model loaded with it before keep their weights."""
     module = toy.network(dropout=True)
     module[1], module[2] = nn.LeakyReLU(), nn.Flatten()
@@ -236,6 +258,7 @@ def test_a_module_given_for_one_file_serves_for_another_too(tmp_path: Path) -> N
     assert torch.equal(first.probabilities(DATA.test_images), answers)
     assert not torch.equal(answers, again)
     assert type(module.drop) is nn.Dropout and isinstance(module.fc1, nn.LazyLinear)
+    assert "other code or settings" not in caplog.text
 
 
 @pytest.mark.parametrize("other", ["device", "type"])
