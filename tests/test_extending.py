@@ -16,7 +16,9 @@ import torch
 from semisfl.cli.main import main
 from semisfl.costs.rounds import cost_of
 from semisfl.data import sources
+from semisfl.fleet.aggregate import combine
 from semisfl.fleet.codec import codec_named
+from semisfl.fleet.held_back import HeldBack
 from semisfl.methods.supervised import Supervised
 from semisfl.metrics import MethodMetrics
 from semisfl.models import split as models
@@ -306,6 +308,9 @@ SET = NamedData(name="shapes", summary="circles and squares", file="other_data:s
 ELSEWHERE = NamedData(name="elsewhere", summary="nowhere", **LOOK)
 CODEC = NamedCodec(name="halves", code="other_codec:HALVES", summary="to the next half")
 WRONG = NamedCodec(name="wrong", code="other_rows:LOOK", summary="no codec")
+SHORT = NamedCodec(name="short", code="other_codec:SHORT", summary="counts half of its bytes")
+FLAT = NamedCodec(name="flat", code="other_codec:FLAT", summary="loses the shape")
+MEAN = NamedAggregate(name="one_number", code="other_codec:one_number", summary="a mean of everything")
 """
 HALVES = """
 import torch
@@ -316,6 +321,20 @@ class Halves(Cast):
         return (tensor.detach().mul(2).round().div(2).to(self.dtype),)
 
 HALVES = Halves("halves", torch.float16)
+
+class Short(Cast):
+    def layout(self, shape):
+        return ((tuple(shape), torch.float16),)
+
+class Flat(Cast):
+    def decode(self, parts, shape, dtype=torch.float32):
+        return parts[0].flatten()
+
+SHORT, FLAT = Short("short", torch.float32), Flat("flat", torch.float32)
+
+def one_number(updates, settings):
+    from semisfl.fleet.aggregate import Combined
+    return Combined(updates.mean(), {})
 
 def first(updates, settings):
     from semisfl.fleet.aggregate import Combined
@@ -338,8 +357,9 @@ def brought(tmp_path: Path, install: Install) -> None:
     }
     np.savez(folder / "other_data" / "shapes.npz", **parts)
     data = {"shapes": "other_rows:SET", "elsewhere": "other_rows:ELSEWHERE"}
-    codecs = {"halves": "other_rows:CODEC", "wrong": "other_rows:WRONG"}
-    rules = {"first": "other_rows:RULE"}
+    codecs = {"halves": "CODEC", "wrong": "WRONG", "short": "SHORT", "flat": "FLAT"}
+    codecs = {name: f"other_rows:{entry}" for name, entry in codecs.items()}
+    rules = {"first": "other_rows:RULE", "one_number": "other_rows:MEAN"}
     groups = {"semisfl.data": data, "semisfl.codecs": codecs, "semisfl.aggregates": rules}
     install(folder, groups)
 
@@ -398,6 +418,27 @@ def test_a_codec_of_another_package() -> None:
         codec_named("wrong")
 
 
+@pytest.mark.usefixtures("brought")
+def test_a_codec_sends_what_its_layout_says_and_gives_the_shape_back() -> None:
+    """Bytes are counted by the layout: a wrong one would be a wrong result, without an error."""
+    with pytest.raises(
+        ConfigError, match=r"codec 'short': encode makes .*float32.*, its layout .*float16"
+    ):
+        codec_named("short")
+    with pytest.raises(ConfigError, match=r"codec 'flat': decode makes .*\[12\].*\[3, 4\]"):
+        codec_named("flat")
+
+
+@pytest.mark.usefixtures("brought")
+def test_an_aggregation_rule_returns_one_update() -> None:
+    states = {client: {"w": torch.full((2, 2), float(client))} for client in range(3)}
+    settings = config.parse({"robust": {"aggregate": "one_number"}}).robust
+    with pytest.raises(
+        ConfigError, match=r"robust.aggregate = 'one_number' returned .*\[\]; .*\[4\]"
+    ):
+        combine(settings, states, states[0], HeldBack())
+
+
 def test_an_aggregate_of_the_docs_has_settings_of_its_own(tmp_path: Path, install: Install) -> None:
     """Its section is written, read again and refused where it is wrong."""
     page = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -428,4 +469,4 @@ def test_an_aggregate_of_another_package(capsys: pytest.CaptureFixture[str]) -> 
     (second,) = row["held_back"]
     assert row["held_back"] == {second: "it is not the first"}
     assert main(["list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["aggregates"][-1]["name"] == "first"
+    assert json.loads(capsys.readouterr().out)["aggregates"][-2]["name"] == "first"

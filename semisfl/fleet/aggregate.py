@@ -53,6 +53,11 @@ def combine(
         sent = _flat(reference, names, first[names[0]].device)
         updates = torch.stack([_flat(state, names) for state in rows]) - sent
         combined = rule_named(settings.aggregate)(updates, settings.of_rule)
+        if combined.update.shape != sent.shape:
+            raise ConfigError(
+                f"robust.aggregate = {settings.aggregate!r} returned an update of shape "
+                f"{list(combined.update.shape)}; it must be {list(sent.shape)}"
+            )
         for place, client in enumerate(states):
             if place in combined.held_back:
                 held_back.add(client, kind + combined.held_back[place])

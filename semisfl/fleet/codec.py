@@ -170,7 +170,22 @@ def codec_named(name: str) -> Codec:
         raise ConfigError(
             f"codec {name!r} is {type(codec).__name__}, not a semisfl.fleet.codec.Codec"
         )
+    for shape in ((3,), (3, 4), (2, 3, 2, 2)):
+        _check(codec, f"codec {name!r}", shape)
     return codec
+
+
+def _check(codec: Codec, called: str, shape: Dimensions) -> None:
+    """Raise `ConfigError` if the functions of a codec do not fit together: bytes are counted by its layout."""
+    parts = codec.encode(torch.zeros(*shape, dtype=torch.float32, device="cpu"))
+    made = [(tuple(part.shape), part.dtype) for part in parts]
+    if made != (listed := [(tuple(part), dtype) for part, dtype in codec.layout(shape)]):
+        raise ConfigError(f"{called}: encode makes {made}, its layout is {listed}")
+    back = codec.decode(parts, shape)
+    if tuple(back.shape) != tuple(shape) or back.dtype != torch.float32:
+        raise ConfigError(
+            f"{called}: decode makes {back.dtype} {list(back.shape)} of torch.float32 {list(shape)}"
+        )
 
 
 def codec_for(codec: str, dtype: torch.dtype) -> Codec:
