@@ -115,7 +115,10 @@ def training() -> str:
             f"{one['server_cpu_seconds_a_round']:.2g} s"
             if one["server_cpu_seconds_a_round"] > 9.95
             else f"{one['server_cpu_seconds_a_round']:.1f} s",
-            f"{one['server_megabytes_connected']:,.0f} MB, {one['server_megabytes_peak']:,.0f} MB",
+            ", ".join(
+                f"{one[f'server_megabytes_{when}'] * 2**20 / 1e6:,.0f} MB"  # the file has MiB
+                for when in ("connected", "peak")
+            ),
             *(f"{one['descriptors']:,}", f"{one['returned']:,}"),
         )
         for one in _read("training_clients")

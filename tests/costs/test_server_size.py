@@ -55,6 +55,14 @@ def test_the_table_of_the_docs_is_computed_from_them() -> None:
         assert line in PAGE, line
 
 
+def test_pages_have_the_benchmarks_memory_in_one_unit() -> None:
+    """The file has MiB. This page has 320 MB for its 305.1, and the table must not call them MB."""
+    crowd = measured("training_clients.json", active=1000)
+    both = (crowd[f"server_megabytes_{when}"] * MIB / 1e6 for when in ("connected", "peak"))
+    line = "{:,.0f} MB, {:,.0f} MB".format(*both)
+    assert line in (ROOT / "docs" / "performance-cpu.md").read_text(encoding="utf-8")
+
+
 def test_the_command_of_the_docs_prints_what_stands_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
