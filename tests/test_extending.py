@@ -101,6 +101,17 @@ def test_a_path_is_enough_to_run_show_and_resume(
     assert json.loads(capsys.readouterr().out)["results"][0]["label"] == "FedAvgFixMatch"
 
 
+def test_a_method_by_its_path_is_in_a_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    assert main(["plan", "digits", "--methods", f"semisfl,{PLACE}", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)["methods"]
+    assert main(["plan", "digits", "--set", f"method={PLACE}", "--json"]) == 0
+    assert both[1] in json.loads(capsys.readouterr().out)["methods"]
+    assert [one["title"] for one in both] == ["SemiSFL", "FedAvg-FixMatch"]
+
+
 @pytest.mark.usefixtures("installed")
 def test_an_installed_method_is_taken_to_read_every_setting_but_other_methods() -> None:
     assert lookup.unread_settings(NAME) == {"semisfl", "semifl", "fedmatch", "fedswitch", "fl2"}
@@ -242,6 +253,32 @@ def test_what_a_class_lacks_is_named(other: Path, monkeypatch: pytest.MonkeyPatc
         lookup.works(lookup.method("other:HALF"))
     with pytest.raises(ConfigError, match=r"unknown key 'mine\.sise'; did you mean 'mine.size'"):
         config.parse({"method": "other:FINE", "mine": {"sise": 1}})
+
+
+DERIVED = """
+from dataclasses import replace
+from semisfl.methods.semisfl import SemiSFL
+from semisfl.settings.catalog import METHODS
+
+class Mine(SemiSFL):
+    row = replace(METHODS["semisfl"], name="mine", title="Mine")
+
+class Bare(SemiSFL):
+    pass
+"""
+
+
+def test_a_method_is_derived_from_one_of_this_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other.py").write_text(DERIVED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = toy.values("other:Mine", "rounds=1", "semisfl.temperature=0.5", *toy.FLAT)
+    result = train(settings, data=toy.dataset(), device="cpu")
+    ours = toy.values("semisfl", "rounds=1", "semisfl.temperature=0.5", *toy.FLAT)
+    assert result.accuracy == train(ours, data=toy.dataset(), device="cpu").accuracy
+    with pytest.raises(ConfigError, match="other:Bare asks for SemiSFLSettings, which its entry"):
+        train(toy.values("other:Bare", *toy.FLAT), data=toy.dataset(), device="cpu")
 
 
 def test_what_a_class_does_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

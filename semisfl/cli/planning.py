@@ -97,7 +97,7 @@ def plan(
             f"--active {active} needs --devices; else use --set clients.active={active}"
         )
     proposed = plans.make(
-        config, held, world, lambda name: configs.parse({**values, "method": name})
+        config, held, world, lambda name: configs.parse({**values, "method": name}), chosen or ()
     )
     if chosen is not None:
         proposed = _only(proposed, chosen)
@@ -146,7 +146,10 @@ def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int
 
 def _only(proposed: "Plan", methods: Sequence[str]) -> "Plan":
     """Return the plan with these methods alone."""
+    from semisfl.settings import lookup
+
     known = {line.method: line for line in proposed.methods}
-    if unknown := [name for name in methods if name not in known]:
+    names = {name: lookup.method(name).name for name in methods}
+    if unknown := [name for name in methods if names[name] not in known]:
         raise ValueError(f"--methods {unknown[0]}: this method has no cost formula; leave it out")
-    return replace(proposed, methods=[known[name] for name in methods])
+    return replace(proposed, methods=[known[names[name]] for name in methods])

@@ -144,11 +144,16 @@ def make(
     held: AboutImages,
     world: World,
     config_of: Callable[[str], Config] | None = None,
+    others: Sequence[str] = (),
 ) -> Plan:
-    """Return the plan; ``config_of`` gives the run's configuration with another method and its settings."""
+    """Return the plan; ``config_of`` gives the run's configuration with another method and its settings.
+
+    ``others``: further methods, which may be named by their path.
+    """
     own = Priced.of(config, held)
     entries = lookup.METHODS.all()
-    entries.setdefault(config.method, own.entry)
+    for name in (config.method, *others):
+        entries.setdefault(name, lookup.method(name))
     priced = [
         own.by(entry, config_of(name) if config_of else config) for name, entry in entries.items()
     ]

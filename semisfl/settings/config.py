@@ -149,7 +149,10 @@ class Config(Section):
         for name in type(self).model_fields:
             if type(section := getattr(self, name)) is kind:
                 return section
-        raise TypeError(f"this configuration has no {kind.__name__}; its method is {self.method!r}")
+        raise ConfigError(
+            f"{self.method} asks for {kind.__name__}, which its entry does not name as settings; give its class "
+            "a catalog entry that does, as the attribute row"
+        )
 
 
 def config_class(
