@@ -44,7 +44,7 @@ class RoundMetrics(MethodMetrics):
         missing="`data.validation` is not set (`accuracy` is it), or not the run's last round",
     )
     macro_f1: float | None = _test(
-        "the mean of the classes' F1 scores, of the same model on the same images as `accuracy`; a class that is "
+        "the mean F1 score of the classes that have images, of the same model on the same images as `accuracy`; a class that is "
         "never recognised counts as 0",
         panel=Panel("Macro-F1: mean over classes", "%", in_picture=False),
         gauge="macro_f1_percent",
