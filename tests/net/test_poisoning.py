@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from semisfl.engine.kernels.plain import SHORTEST
 from semisfl.fleet.base import Features
 from semisfl.methods.semifl.method import SemiFLWork
 from semisfl.net.server import value_checks
@@ -86,13 +87,16 @@ def test_an_attacker_is_shut_out_and_the_others_finish(monkeypatch: pytest.Monke
         assert_sound(net)
 
 
-@pytest.mark.parametrize("factor", [1e-10, 1e-6])
+@pytest.mark.parametrize("length", [1e-10, 1.01e-6, 1.01 * SHORTEST])
 def test_tiny_features_do_not_end_a_run_without_a_projector(
-    factor: float, monkeypatch: pytest.MonkeyPatch
+    length: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys are then features at unit length: the gradients of tiny ones would have no bound."""
-    poisoning(monkeypatch, "features", times(factor))
-    with network(tiny(4, rounds=4, model={"projector": "none"})) as net:
+    poisoning(
+        monkeypatch, "features", lambda rows: rows * (length / rows.norm(dim=1, keepdim=True))
+    )
+    config = tiny(4, rounds=4, model={"projector": "none"}, semisfl={"temperature": 0.01})
+    with network(config) as net:
         net.join_all()
         assert len(run_rounds(net.experiment).rounds) == 4
         assert set(net.strikes) <= {"plaintext:client-1"}

@@ -11,7 +11,7 @@ LIBRARY = torch.library.Library("semisfl", "DEF")
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """The plain forms, by name."""
 
-SHORTEST = 1e-6
+SHORTEST = 1e-3
 """Rows shorter than this have no direction. Their gradients would have no bound, and their author may be hostile."""
 
 
