@@ -2,7 +2,7 @@
 
 # ruff: noqa: RUF009 (each metric is a field of its own)
 
-import sys
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -13,6 +13,8 @@ from semisfl.metrics.method_metrics import WITH_CLIENTS, MethodMetrics
 
 ACCURACY_OF = "accuracy_"
 """In a file, before the name of a tested model."""
+LARGEST = 1e100
+"""No run writes a finite number beyond this; the sum of those of all rounds is finite too."""
 SECONDS = Panel("Seconds per round", "s", in_picture=False)
 _test = partial(metric, section="Test", unit="percent")
 _cost = partial(metric, section="Cost")
@@ -178,7 +180,7 @@ class RoundMetrics(MethodMetrics):
             kind = float if key.startswith(ACCURACY_OF) else KINDS.get(key, object)
             fits = isinstance(value, kind)
             if kind in (int, float):
-                # A loss may be NaN or Inf, but a whole number must not be too large for a float.
+                # A loss may be NaN or Inf.
                 fits = _is_number(value) and not _too_large(value)
             if value is not None and not fits:
                 raise Damaged(f"its {key} is {value!r:.40}")
@@ -205,7 +207,7 @@ def _is_number(value: object) -> bool:
 
 
 def _too_large(value: float) -> bool:
-    return isinstance(value, int) and abs(value) > sys.float_info.max
+    return abs(value) > LARGEST and value not in (math.inf, -math.inf)
 
 
 KEYS = tuple(

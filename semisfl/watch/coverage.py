@@ -35,6 +35,8 @@ class Coverage:
         """Add a round, also one without clients."""
         clients, values = array("q"), array("d")
         for name, share in shares.items():
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"client {name:.20} kept a share of {share:g}")
             if name.isdigit():
                 self.clients.setdefault(int(name), OfClient()).add(round_index, share)
                 if share is not None:

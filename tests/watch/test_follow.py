@@ -102,6 +102,12 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
         ("metrics.jsonl", f'{{"round": 0, "seconds": 1{"0" * 400}}}\n', "damaged"),
         ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": Infinity}}\n', None),
         ("metrics.jsonl", '{"round": 0, "seconds": 1e999}\n', None),
+        ("metrics.jsonl", 2 * '{"round": 0, "seconds": 1e308}\n', r"its seconds is 1e\+308"),
+        (
+            "metrics.jsonl",
+            2 * '{"round": 0, "coverage_by_client": {"0": 1e308}}\n',
+            "client 0 kept a share of",
+        ),
         ("metrics.jsonl", '{"round": 0, "warnings": [5]}\n', "^5$"),
         ("metrics.jsonl", "[" * 200_000 + "\n", "it is nested too deeply"),
         ("holdings.json", '{"classes": 2, "server": [1], "clients": []}', None),
