@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl.files import open_file
+from semisfl.files import open_file, parse_json
 from semisfl.settings.extras import needs
 
 ABOUT = "semisfl"
@@ -135,8 +135,12 @@ class File:
         except Exception as error:  # onnxruntime has a class of its own for each way to fail
             reason = " ".join(str(error).split())
             raise ValueError(f"{path} cannot be used as an ONNX file: {reason}") from error
-        (self.input,) = (entry.name for entry in self._session.get_inputs())
-        self._path = path
+        takes, gives = self._session.get_inputs(), self._session.get_outputs()
+        if len(takes) != 1 or [entry.type for entry in gives] != ["tensor(float)"]:
+            raise ValueError(
+                f"{path} is no part of a model, which takes one tensor and gives one of float32; export it again"
+            )
+        self.input, self._path = takes[0].name, path
 
     def __call__(self, inputs: Tensor) -> Tensor:
         (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
@@ -144,9 +148,11 @@ class File:
 
     def about(self) -> dict[str, Any]:
         """Return the description that `write` put into the file."""
-        text = self._session.get_modelmeta().custom_metadata_map.get(ABOUT)
-        if text is None:
-            raise ValueError(
-                f"{self._path} was not written by semisfl export; export the bottom of the run again"
-            )
-        return dict(json.loads(text))
+        text = self._session.get_modelmeta().custom_metadata_map.get(ABOUT, "{}")
+        with contextlib.suppress(ValueError):
+            values = parse_json(text)
+            if isinstance(values, dict) and values.keys() >= {"identity", "part"}:
+                return values
+        raise ValueError(
+            f"{self._path} was not written by semisfl export; export the bottom of the run again"
+        )

@@ -503,3 +503,38 @@ def test_a_file_whose_weights_lie_in_another_one_is_refused(
     path.write_bytes(file.SerializeToString())
     with pytest.raises(ValueError, match="takes weights from another file, which could be any"):
         connect(address(server), authority, bottom=path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{}", '{"identity": "i"}'])
+def test_a_file_with_an_odd_description_is_refused(
+    text: str, model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
+) -> None:
+    path = bottom_file(model, tmp_path, "Identity", ["rows"])
+    file = onnx.load(path)
+    onnx.helper.set_model_props(file, {onnx_file.ABOUT: text})
+    onnx.save(file, path)
+    with pytest.raises(ValueError, match="was not written by semisfl export"):
+        connect(address(server), authority, bottom=path)
+
+
+@pytest.mark.parametrize("odd", ["two inputs", "two outputs", "a list", "text"])
+def test_a_file_with_odd_inputs_or_outputs_is_refused(
+    odd: str, model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
+) -> None:
+    path = bottom_file(model, tmp_path, "Identity", ["rows"])
+    file, number = onnx.load(path), onnx.TensorProto.FLOAT
+    graph, named = file.graph, onnx.helper.make_tensor_value_info
+    if odd == "two inputs":
+        graph.input.append(named("more", number, [1]))
+    elif odd == "two outputs":
+        graph.output.append(named("rows", number, None))
+    elif odd == "a list":
+        graph.node.append(onnx.helper.make_node("SequenceConstruct", ["rows"], ["list"]))
+        graph.output[0].CopyFrom(onnx.helper.make_tensor_sequence_value_info("list", number, None))
+    else:
+        text = onnx.TensorProto.STRING
+        graph.node.append(onnx.helper.make_node("Cast", ["rows"], ["text"], to=text))
+        graph.output[0].CopyFrom(named("text", text, None))
+    onnx.save(file, path)
+    with pytest.raises(ValueError, match="takes one tensor and gives one of float32"):
+        connect(address(server), authority, bottom=path)
