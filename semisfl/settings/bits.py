@@ -15,10 +15,9 @@ def row_bits(values: int, noise: float) -> float:
     """Return the most bits that a row of ``values`` carries, with ``noise`` in units of its largest norm."""
     if values == 0:
         return 0.0
-    if noise <= 0:
-        return inf
-    # A product may become inf where a power would raise an error.
-    return values / 2 * log1p(1 / (values * noise * noise)) / log(2)
+    # A product may become inf where a power would raise an error, or 0.
+    power = values * noise * noise
+    return values / 2 * log1p(1 / power) / log(2) if power > 0 else inf
 
 
 def feature_bits(policy: Policy, features: int) -> float:
