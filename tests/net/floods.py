@@ -72,6 +72,12 @@ def half_streams(number: int) -> bytes:
     return opened(stream) + frame(DATA, 1, stream)
 
 
+def nowhere(number: int) -> bytes:
+    """Open a stream to a method that there is not, and end it at once."""
+    stream = 2 * number + 3
+    return opened(stream, f"{METHOD}s") + frame(DATA, 1, stream)
+
+
 def pings(number: int) -> bytes:
     return frame(PING, 0, 0, bytes(8))
 
@@ -89,7 +95,8 @@ def empty_data(number: int) -> bytes:
 
 
 FLOODS: dict[str, Callable[[int], bytes]] = {
-    flood.__name__: flood for flood in (resets, half_streams, pings, settings, windows, empty_data)
+    flood.__name__: flood
+    for flood in (resets, half_streams, nowhere, pings, settings, windows, empty_data)
 }
 
 

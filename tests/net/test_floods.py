@@ -35,10 +35,10 @@ def net(tmp_path: Path) -> Iterator[Network]:
         yield net
 
 
-def attack(net: Network, name: str) -> int:
+def attack(net: Network, name: str, first: bytes | None = None) -> int:
     """Send a flood as client-1 until the server disconnects; return how many frames it took."""
     assert net.certificates is not None
-    with connect(net.certificates, "client-1", net.port) as link:
+    with connect(net.certificates, "client-1", net.port, first) as link:
         time.sleep(0.2)  # its first stream is there
         started = time.monotonic()
         sent = flood(link, FLOODS[name], NEVER)
@@ -57,6 +57,12 @@ def test_a_flood_of_streams_ends_the_connection_and_counts_as_a_strike(
         until(lambda count=count: strikes["client-1"] == count)  # type: ignore[misc]
     run_rounds(net.experiment)
     assert not strikes["client-0"] and net.fleet.present() == [0]
+
+
+def test_streams_to_a_method_that_there_is_not_count_too(net: Network) -> None:
+    """gRPC refused them by itself, so that their device got no strike, however often it came back."""
+    attack(net, "nowhere", first=b"")
+    until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)
 
 
 def test_streams_beyond_the_limit_are_not_looked_at(net: Network) -> None:

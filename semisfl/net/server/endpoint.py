@@ -41,8 +41,12 @@ def open_port(
     secure: grpc.ServerCredentials | None,
     options: Sequence[tuple[str, int]],
     seconds: float,
+    other: Serve | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Return a server of streams, not started yet, and its port; a handshake may take ``seconds``."""
+    """Return a server of streams, not started yet, and its port; a handshake may take ``seconds``.
+
+    ``other`` serves the calls of any other method; None: gRPC refuses them without a word to this program.
+    """
     _allow_files()
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
     idle = ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000))
@@ -51,7 +55,8 @@ def open_port(
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    known = grpc.method_handlers_generic_handler(service, handlers)
+    server.add_generic_rpc_handlers((known, *([_Other(other)] if other else [])))
     host, port = hostport.split_address(listen)
     try:
         # gRPC, given a name, is content with one of its addresses; another program may have the others.
@@ -63,6 +68,16 @@ def open_port(
             f"cannot listen on {listen}: {reason}; choose another address or port"
         ) from error
     return server, port
+
+
+class _Other(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Serve every method alike."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._handler = grpc.stream_stream_rpc_method_handler(serve)
+
+    def service(self, _: object) -> Any:
+        return self._handler
 
 
 def _addresses(host: str) -> list[str]:

@@ -77,7 +77,7 @@ class Listener:
         if self._trust is not None:
             secure = endpoint.credentials(self._trust, self._handshakes.begins)
         self._server, port = endpoint.open_port(
-            listen, chunks.SERVICE, methods, secure, chunks.options(), seconds
+            listen, chunks.SERVICE, methods, secure, chunks.options(), seconds, self._refuse
         )
         self._cheap_frames = CheapFrames(self.penalties.flooded)
         self._cheap_frames.watch(port)
@@ -85,6 +85,14 @@ class Listener:
 
     async def _show_terms(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """Send the run's terms to a device that only looks: it takes no place and ends no session."""
+        await self._briefly(context, self.table.terms.encode())
+
+    async def _refuse(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        """Refuse a method that there is not; such streams count as all others do."""
+        await self._briefly(context, None)
+
+    async def _briefly(self, context: grpc.aio.ServicerContext, answer: bytes | None) -> None:
+        """Serve a stream that has no session; ``answer`` None: there is no such method."""
         peer, identity = context.peer(), "?"
         if not self._cheap_frames.stream_opened(peer):
             return
@@ -94,8 +102,11 @@ class Listener:
                 certificate = self._trust.certificate_of(context)
                 identity = certificate.name
                 self._trust.admit(certificate, partial(self._cheap_frames.check_crowd, peer))
+            if answer is None:
+                await endpoint.first_message(context)
+                raise Refused(grpc.StatusCode.UNIMPLEMENTED, "this server has no such method")
             async with asyncio.timeout(self._handshake_seconds):
-                await context.write(self.table.terms.encode())
+                await context.write(answer)
         except TimeoutError:
             seconds = self._handshake_seconds
             self._device_log.refused(peer, identity, f"it did not take the terms in {seconds:g} s")
