@@ -9,11 +9,13 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from semisfl.data.dataset import Dataset
@@ -32,11 +34,6 @@ DIGESTS = {
     "clients": "clients' images",
 }
 """Names of the `Description.digests` for messages."""
-LISTED: dict[str, type | tuple[type, ...]] = {
-    **{"classes": str, "shape": int},
-    **dict.fromkeys(("mean", "std"), (int, float)),
-}
-"""Lists of a `Description`, and what they hold."""
 MOST_HASHED = 1 << 26
 """Most bytes of pixels that a digest covers, so that it takes a fraction of a second."""
 
@@ -90,14 +87,20 @@ class Description:
     def of(cls, values: Mapping[str, Any]) -> "Description":
         """Return the description from plain values; ignore keys of later versions.
 
-        Raises `KeyError` or `TypeError` for values of a file that nobody here wrote.
+        Raises `TypeError` for values of a file that nobody here wrote.
         """
-        tuples = {key: tuple(values[key]) for key in LISTED}
-        for key, of in LISTED.items():
-            if not all(isinstance(value, of) for value in tuples[key]):
-                raise TypeError(f"{key} = {tuples[key]!r:.80}")
         known = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
-        return cls(**{**known, **tuples})
+        try:
+            return _checked().validate_python(known)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise TypeError(f"{where} = {first['input']!r:.80}: {first['msg']}") from error
+
+
+@cache
+def _checked() -> TypeAdapter[Description]:
+    return TypeAdapter(Description)
 
 
 def describe(

@@ -154,7 +154,7 @@ def _quality(about: Description) -> str:
 
 
 def _chosen(about: Description) -> str:
-    measure = about.settings.get("runtime", {}).get("best_by", "accuracy").replace("_f1", "-F1")
+    measure = str(flat(about.settings).get("runtime.best_by", "accuracy")).replace("_f1", "-F1")
     if about.judged_on == "validation":
         return (
             f"The round that a run keeps as best has the highest {measure} on these validation images; the test "
@@ -211,7 +211,11 @@ def _settings(about: Description) -> str:
         read.pop("data.labeled", None)  # such a server uses all labelled images that it has
     try:
         preset, changed = changes(read)
-    except ConfigError:  # the settings of a method that is not installed here
+    except (
+        ConfigError,
+        KeyError,
+        AttributeError,
+    ):  # of a method that is not installed, or no run's
         return "\n".join(f"- `{key} = {value}`" for key, value in read.items())
     lines = [
         f"- `{key} = {read[key]}` (preset: {'none' if before is None else before})"

@@ -67,6 +67,12 @@ def test_a_small_file_takes_little_memory(
         {"shape": ["a", 12, 12]},
         {"classes": [1, 2, 3, 4]},
         {"cut": {}},
+        {"accuracy": []},
+        {"data": ["a"]},
+        {"labeled": None},
+        {"method": None},
+        {"recall_by_class": [[]]},
+        {"sent": {"model_up": []}},
     ],
     ids=str,
 )
