@@ -116,7 +116,9 @@ class DevicePolicy(Policy):
         None, ge=1, description="how many rounds the device takes part in; none: no limit"
     )
     smallest_batch: int = Field(
-        4, ge=1, description="least images per step: the gradient of a few shows each of them"
+        4,
+        ge=1,
+        description="least images per step, for a server that only looks: the gradient of a few shows each of them",
     )
     hijacking: Answer = Field("ignore", description="what to do if gradients look like hijacking")
 
