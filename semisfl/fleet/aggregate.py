@@ -23,6 +23,10 @@ FAR = 3.0
 """Multiple of the median client's distance from the result. `trimmed_mean` and `median` leave every
 client out of some values; they report a client as held back only beyond this distance."""
 
+UNEVEN = 6.0
+"""Multiple of the longest update of a tensor that is taken. `clipped_mean` reports a client as held back for a
+tensor only beyond this: honest clients are at twice in one tensor or another."""
+
 
 class Combined(NamedTuple):
     update: Tensor
@@ -52,21 +56,48 @@ def combine(
     for kind, names in kinds.items():
         sent = _flat(reference, names, first[names[0]].device)
         updates = torch.stack([_flat(state, names) for state in rows]) - sent
-        combined = rule_named(settings.aggregate)(updates, settings.of_rule)
+        sizes = [first[name].numel() for name in names]
+        rule, uneven = settings.of_rule, {}
+        if isinstance(rule, ClippedMean):
+            uneven = _evened(updates, names, sizes, rule.limit)
+        combined = rule_named(settings.aggregate)(updates, rule)
         if combined.update.shape != sent.shape:
             raise ConfigError(
                 f"robust.aggregate = {settings.aggregate!r} returned an update of shape "
                 f"{list(combined.update.shape)}; it must be {list(sent.shape)}"
             )
         for place, client in enumerate(states):
-            if place in combined.held_back:
-                held_back.add(client, kind + combined.held_back[place])
-        values = (sent + combined.update).split([first[name].numel() for name in names])
+            if why := combined.held_back.get(place) or uneven.get(place):
+                held_back.add(client, kind + why)
+        values = (sent + combined.update).split(sizes)
         for name, value in zip(names, values, strict=True):
             # A combined update can make a variance negative even where no client's update does.
             value = value.clamp(min=0) if name.endswith("running_var") else value
             result[name] = value.view(first[name].shape).to(first[name].dtype)
     return {name: result[name] for name in first}
+
+
+def _evened(
+    updates: Tensor, names: Sequence[str], sizes: Sequence[int], limit: float
+) -> dict[int, str]:
+    """Shorten what clients changed of each tensor to ``limit`` medians, in place; return who stands out, and why.
+
+    Else a client could put the length that its whole update may have into one small layer, where it does most
+    harm. Of two the shorter one counts as the median, as in `clipped_mean`.
+    """
+    parts = updates.split(sizes, dim=1)
+    lengths = torch.stack([part.norm(dim=1) for part in parts])
+    usual = lengths.quantile(0.5, dim=1) if len(updates) > 2 else lengths.amin(1)
+    most = (limit * usual).unsqueeze(1)
+    shares = torch.where(lengths > most, most / lengths, 1.0)
+    for part, share in zip(parts, shares, strict=True):
+        part.mul_(share.unsqueeze(1))
+    least, tensors = shares.min(0)
+    return {
+        place: f"its update of {names[tensor]} is over {UNEVEN:g} times as long as is taken"
+        for place, (share, tensor) in enumerate(zip(least.tolist(), tensors.tolist(), strict=True))
+        if share < 1 / UNEVEN
+    }
 
 
 def long_updates(states: Mapping[int, State], reference: State) -> set[int]:

@@ -147,6 +147,36 @@ def test_long_updates_of_weights_do_not_hide_behind_longer_ones_of_statistics(ki
     assert long_updates(uploads, reference) == {4}
 
 
+@pytest.mark.parametrize(("clients", "expected"), [(5, 0.1), (3, 0.1), (2, 0.1)])
+def test_no_client_puts_the_length_of_its_whole_update_into_a_small_layer(
+    clients: int, expected: float
+) -> None:
+    def layers(first: float, last: float) -> dict[str, torch.Tensor]:
+        return {"first.weight": torch.full((4,), first), "last.weight": torch.full((400,), last)}
+
+    uploads = {client: layers(0.1, 0.1) for client in range(clients)}
+    uploads[0] = layers(1.0, 0.0)  # no longer than the others'
+    held = HeldBack()
+    actual = combine(settings("clipped_mean"), uploads, layers(0.0, 0.0), held)
+    if clients > 2:
+        assert float(actual["first.weight"][0]) == pytest.approx(expected)
+        assert held.take() == {
+            "0": "its update of first.weight is over 6 times as long as is taken"
+        }
+    else:  # of two the shorter update counts: no layer may move that one of them left alone
+        assert float(actual["first.weight"][0]) == pytest.approx(expected)
+        assert not actual["last.weight"].any()
+
+
+def test_a_tensor_that_most_clients_left_alone_stays() -> None:
+    reference = moved(0.0, 0.0, 0.0)
+    uploads = {client: moved(0.0, 0.1, 0.1) for client in range(3)}
+    uploads[1] = moved(0.1, 0.1, 0.1)
+    held = HeldBack()
+    assert not combine(settings("clipped_mean"), uploads, reference, held)["conv.weight"].any()
+    assert held.take() == {"1": "its update of conv.weight is over 6 times as long as is taken"}
+
+
 @pytest.mark.parametrize("name", ROBUST)
 def test_updates_to_a_negative_variance_leave_none(name: str) -> None:
     reference = {"bn.running_var": torch.tensor([0.2, 0.3]), "bn.running_mean": torch.zeros(2)}

@@ -49,7 +49,20 @@ def _without_first(values: Tensor) -> Tensor:
     return torch.where(torch.arange(len(values)) == 0, 1e-12, values)
 
 
-STATISTICS = {
+def _into_first_layer(w: Weights) -> Tensor:
+    """Return the first layer's weights nearer to zero, by the length of the whole first update, and no other change."""
+    if w.name.endswith("running_mean"):
+        return w.trained
+    known = w.known
+    layers = [name for name, value in known.received.items() if value.dim() > 1]
+    if w.name != layers[0]:
+        return w.received
+    changes = [change for name, change in known.learnt.items() if "running" not in name]
+    length = torch.cat([change.float().flatten() for change in changes]).norm()
+    return w.received * (1 - 3 * length / w.received.norm())
+
+
+OTHERS = {
     attack.name: attack
     for attack in (
         Attack(
@@ -66,9 +79,10 @@ STATISTICS = {
             _statistics(_without_first),
             variances=True,
         ),
+        Attack("first_layer", "all its update in the first layer", None, _into_first_layer),
     )
 }
-"""Attacks on models with BatchNorm."""
+"""Attacks that the grid of `semisfl poisoning` does not have: two on models with BatchNorm."""
 ATTACKERS = {3: 1, 5: 1, 10: 2}
 """How many attack of so many clients."""
 RULES: dict[str, dict[str, Any]] = {
@@ -133,7 +147,7 @@ def attacked_run(
     if attack:
         member.ClientBlock = partial(  # type: ignore[attr-defined, assignment, misc]
             ClaimingBlock,
-            attack=STATISTICS.get(attack) or attack_named(attack),
+            attack=OTHERS.get(attack) or attack_named(attack),
             attackers=attackers,
         )
     try:
