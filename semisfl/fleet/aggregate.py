@@ -57,18 +57,20 @@ def combine(
         sent = _flat(reference, names, first[names[0]].device)
         updates = torch.stack([_flat(state, names) for state in rows]) - sent
         sizes = [first[name].numel() for name in names]
-        rule, uneven = settings.of_rule, {}
-        if isinstance(rule, ClippedMean):
-            uneven = _evened(updates, names, sizes, rule.limit)
-        combined = rule_named(settings.aggregate)(updates, rule)
+        rule, own = rule_named(settings.aggregate), settings.of_rule
+        combined = rule(updates, own)
+        reasons = dict(combined.held_back)
+        if isinstance(own, ClippedMean):
+            reasons = _evened(updates, names, sizes, own.limit) | reasons
+            combined = rule(updates, own)
         if combined.update.shape != sent.shape:
             raise ConfigError(
                 f"robust.aggregate = {settings.aggregate!r} returned an update of shape "
                 f"{list(combined.update.shape)}; it must be {list(sent.shape)}"
             )
         for place, client in enumerate(states):
-            if why := combined.held_back.get(place) or uneven.get(place):
-                held_back.add(client, kind + why)
+            if place in reasons:
+                held_back.add(client, kind + reasons[place])
         values = (sent + combined.update).split(sizes)
         for name, value in zip(names, values, strict=True):
             # A combined update can make a variance negative even where no client's update does.

@@ -174,7 +174,7 @@ def test_a_tensor_that_most_clients_left_alone_stays() -> None:
     uploads[1] = moved(0.1, 0.1, 0.1)
     held = HeldBack()
     assert not combine(settings("clipped_mean"), uploads, reference, held)["conv.weight"].any()
-    assert held.take() == {"1": "its update of conv.weight is over 6 times as long as is taken"}
+    assert list(held.take() or {}) == ["1"]
 
 
 @pytest.mark.parametrize("name", ROBUST)
