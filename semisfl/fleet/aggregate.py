@@ -8,7 +8,7 @@ sent), so that skewed data does not count against a client. Rules are entries of
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Combined(NamedTuple):
     """Row of each client that counted for less than its share, with the reason."""
 
 
-Rule = Callable[[Tensor, Any], Combined]
+Rule = Callable[..., Combined]
 """Combine updates [clients, values] by the rule's own settings."""
 
 
@@ -56,50 +56,25 @@ def combine(
     for kind, names in kinds.items():
         sent = _flat(reference, names, first[names[0]].device)
         updates = torch.stack([_flat(state, names) for state in rows]) - sent
-        sizes = [first[name].numel() for name in names]
-        rule, own = rule_named(settings.aggregate), settings.of_rule
-        combined = rule(updates, own)
-        reasons = dict(combined.held_back)
-        if isinstance(own, ClippedMean):
-            reasons = _evened(updates, names, sizes, own.limit) | reasons
-            combined = rule(updates, own)
+        tensors = {name: first[name].numel() for name in names}
+        rule = rule_named(settings.aggregate)
+        # Rules of other packages know the updates and their settings alone.
+        sizes = (tensors,) if rule is clipped_mean else ()
+        combined = rule(updates, settings.of_rule, *sizes)
         if combined.update.shape != sent.shape:
             raise ConfigError(
                 f"robust.aggregate = {settings.aggregate!r} returned an update of shape "
                 f"{list(combined.update.shape)}; it must be {list(sent.shape)}"
             )
         for place, client in enumerate(states):
-            if place in reasons:
-                held_back.add(client, kind + reasons[place])
-        values = (sent + combined.update).split(sizes)
+            if place in combined.held_back:
+                held_back.add(client, kind + combined.held_back[place])
+        values = (sent + combined.update).split([*tensors.values()])
         for name, value in zip(names, values, strict=True):
             # A combined update can make a variance negative even where no client's update does.
             value = value.clamp(min=0) if name.endswith("running_var") else value
             result[name] = value.view(first[name].shape).to(first[name].dtype)
     return {name: result[name] for name in first}
-
-
-def _evened(
-    updates: Tensor, names: Sequence[str], sizes: Sequence[int], limit: float
-) -> dict[int, str]:
-    """Shorten what clients changed of each tensor to ``limit`` medians, in place; return who stands out, and why.
-
-    Else a client could put the length that its whole update may have into one small layer, where it does most
-    harm. Of two the shorter one counts as the median, as in `clipped_mean`.
-    """
-    parts = updates.split(sizes, dim=1)
-    lengths = torch.stack([part.norm(dim=1) for part in parts])
-    usual = lengths.quantile(0.5, dim=1) if len(updates) > 2 else lengths.amin(1)
-    most = (limit * usual).unsqueeze(1)
-    shares = torch.where(lengths > most, most / lengths, 1.0)
-    for part, share in zip(parts, shares, strict=True):
-        part.mul_(share.unsqueeze(1))
-    least, tensors = shares.min(0)
-    return {
-        place: f"its update of {names[tensor]} is over {UNEVEN:g} times as long as is taken"
-        for place, (share, tensor) in enumerate(zip(least.tolist(), tensors.tolist(), strict=True))
-        if share < 1 / UNEVEN
-    }
 
 
 def long_updates(states: Mapping[int, State], reference: State) -> set[int]:
@@ -159,26 +134,58 @@ def median(updates: Tensor, settings: Section) -> Combined:
     return _without_ends(updates, len(updates))
 
 
-def clipped_mean(updates: Tensor, settings: ClippedMean) -> Combined:
+def clipped_mean(
+    updates: Tensor, settings: ClippedMean, tensors: Mapping[str, int] | None = None
+) -> Combined:
     """Shorten updates longer than ``limit`` times the median length to that length, then average.
 
-    Of two the shorter one counts as the median, so that a single client cannot set it.
+    First what each client changed of each of the ``tensors`` (name -> size), then all of it. Else a client could put
+    the length of its whole update into one small layer, where it does most harm.
     """
-    lengths = updates.norm(dim=1)
-    usual = lengths.quantile(0.5) if len(lengths) > 2 else lengths.min()
-    shares = (settings.limit * usual / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)).clamp(
-        max=1
-    )
-    times = (lengths / usual).tolist()
-    reasons = {
-        place: f"its update is {times[place]:.3g} times as long as the median; "
-        f"{settings.limit:g} times is taken"
-        if times[place] < math.inf
-        else "most clients changed nothing, so no update is taken"
-        for place, share in enumerate(shares.tolist())
-        if share < 0.5 and times[place] > 1
-    }
-    return Combined((updates * shares.unsqueeze(1)).mean(0), reasons)
+    sizes = tensors or {"all": updates.shape[1]}
+    parts = updates.split([*sizes.values()], dim=1)
+    lengths = torch.stack([part.norm(dim=1) for part in parts])
+    shares = _shares(lengths, settings.limit * _usual(lengths))
+    whole = lengths.norm(dim=0)
+    together = _shares((lengths * shares).norm(dim=0), settings.limit * _usual(whole))
+    scaled = [
+        (part * (share * together).unsqueeze(1)).mean(0)
+        for part, share in zip(parts, shares, strict=True)
+    ]
+    return Combined(torch.cat(scaled), _shortened(lengths, shares, [*sizes], settings.limit))
+
+
+def _shares(lengths: Tensor, most: Tensor) -> Tensor:
+    """Return by what to multiply updates of these ``lengths`` [..., clients], so that none is longer than ``most``."""
+    return torch.where(lengths > most, most / lengths, 1.0)
+
+
+def _usual(lengths: Tensor) -> Tensor:
+    """Return the median over the clients; of two the shorter one, so that a single client cannot set it."""
+    if lengths.shape[-1] > 2:
+        return lengths.quantile(0.5, dim=-1, keepdim=True)
+    return lengths.amin(-1, keepdim=True)
+
+
+def _shortened(
+    lengths: Tensor, shares: Tensor, names: Sequence[str], limit: float
+) -> dict[int, str]:
+    """Return the clients that count for less than half of their share, with the reason."""
+    whole = lengths.norm(dim=0)
+    usual = float(_usual(whole))
+    least, tensors = shares.min(0)
+    reasons = {}
+    for place, (length, share) in enumerate(zip(whole.tolist(), least.tolist(), strict=True)):
+        if length > max(2 * limit, 1) * usual:
+            reasons[place] = (
+                f"its update is {length / usual:.3g} times as long as the median; {limit:g} times is taken"
+                if usual
+                else "most clients changed nothing, so no update is taken"
+            )
+        elif share < 1 / UNEVEN:
+            name = names[int(tensors[place])]
+            reasons[place] = f"its update of {name} is over {UNEVEN:g} times as long as is taken"
+    return reasons
 
 
 def krum(updates: Tensor, settings: AttackerShare) -> Combined:
