@@ -152,8 +152,8 @@ def go_on(
         config = on_ranks(config)
     elif launch() is None:
         config = in_one_process(config)
-    means = _with_stages(config, means)
-    check_same(means.get("model"), config.model.name, config.model.layers)
+    arguments = _with_stages(config, arguments)
+    check_same(arguments.get("model"), config.model.name, config.model.layers)
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
@@ -170,7 +170,7 @@ def go_on(
             # Killed before its first checkpoint. Every draw follows from the seed, so starting again gives the same
             # run, but for the first weights of a module that a program passed: they are on no disk.
             anew = "%s has no checkpoint yet: beginning anew"
-            if config.model.layers is not None and means.get("model") is None:
+            if config.model.layers is not None and arguments.get("model") is None:
                 anew += "; if a program passed its network, pass it again, for its first weights"
             log.warning(anew, directory.path)
             state = None
