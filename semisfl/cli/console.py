@@ -220,10 +220,7 @@ def set_up_logging(log_format: str = "text") -> None:
 
 
 def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
-    """Return an empty table. The first ``text`` columns hold text, the others numbers.
-
-    Every command makes its tables here, so that they all look alike.
-    """
+    """Return an empty table. The first ``text`` columns hold text, the others numbers."""
     printed = Table(
         title=title or None,
         title_justify="left",
@@ -233,10 +230,9 @@ def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
         pad_edge=False,
         min_width=len(title),
     )
-    narrow = out.width < NARROW
     for place, column in enumerate(columns):
         if place < text:
-            printed.add_column(column, overflow="fold", no_wrap=narrow and text == 1)
+            printed.add_column(column, overflow="fold", no_wrap=text == 1 and out.width < NARROW)
         else:
             printed.add_column(column, justify="right", no_wrap=True)
     return printed
@@ -257,10 +253,13 @@ def check_file(place: Path, option: str = "--out") -> None:
     """Refuse a file that cannot be written at this place, before anything costly is done."""
     if place.is_dir():
         raise ValueError(f"{option} {place} is a folder; name a file in it")
+    another = f"choose another {option}"
     if not place.parent.is_dir():
         raise ValueError(
-            f"{option} {place}: there is no folder {place.parent}; make it, or choose another {option}"
+            f"{option} {place}: there is no folder {place.parent}; make it, or {another}"
         )
+    if not os.access(place.parent, os.W_OK):
+        raise ValueError(f"{option} {place}: its folder cannot be written to; {another}")
 
 
 def check_writable(folder: Path) -> None:
@@ -273,6 +272,9 @@ def check_writable(folder: Path) -> None:
 def picture_at(place: Path) -> Path | None:
     """Return the file to draw to: a PNG unless the name ends otherwise. None if nothing can be drawn."""
     if not can_draw():
+        return None
+    if not os.access(place.parent, os.W_OK):
+        say(f"no picture: {place} cannot be written; choose --out", "warning")
         return None
     return place if place.suffix in PICTURES else place.with_name(f"{place.name}.png")
 
@@ -293,5 +295,4 @@ def amount(size: float) -> str:
         if size < 999.5 or unit == "TB":
             break
         size /= 1000
-    rounded = unit == "B" or size >= 99.95
-    return f"{size:.0f} {unit}" if rounded else f"{size:.3g} {unit}"
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.3g} {unit}"

@@ -112,13 +112,7 @@ def plan(
     if picture:
         from semisfl.costs import charts
 
-        try:
-            save_picture(charts.plan_picture(proposed), picture)
-        except OSError as error:  # the numbers are worth more than their picture
-            console.say(
-                f"no picture: {picture}: {error.strerror or error}; choose --out", "warning"
-            )
-            picture = None
+        save_picture(charts.plan_picture(proposed), picture)
     if json_:
         print(json.dumps(plan_report.as_json(proposed, cuts=chosen is None, picture=picture)))
     elif picture:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -69,6 +70,19 @@ def test_a_single_run_has_no_standard_error(tmp_path: Path) -> None:
     plain = report.as_json(report.summarise(group))
     assert plain["accuracy"] == {"mean": 60.0, "stderr": None}
     assert plain["to_target"] is None
+
+
+def test_a_run_in_a_folder_of_another_user_is_reported_without_its_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read = write_run(tmp_path / "r", [50.0, 60.0]), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and read(path, mode))
+    assert main(["report", str(run), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["picture"] is None
+    assert f"warning: no picture: {run}/report.png cannot be written; choose --out" in printed.err
+    assert main(["report", str(run), "--out", str(run / "x.png")]) == 2
+    assert "x.png: its folder cannot be written to; choose another" in capsys.readouterr().err
 
 
 def test_cost_of_a_target_counts_only_runs_that_reach_it(tmp_path: Path) -> None:
