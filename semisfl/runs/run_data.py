@@ -15,6 +15,9 @@ from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
 
+FAINT = 60
+"""Images whose darkest and brightest pixels are closer than this, of 255, have few grey levels to learn from."""
+
 
 def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset, Partition]:
     """Return the images that a configuration names, and their partition: the one ``passed``, if any."""
@@ -128,7 +131,21 @@ def load_images(name: str, config: Config, like: Dataset | None = None) -> Datas
     data = sources.load(name, size=config.data.size, like=like, tested=like is None)
     for note in data.notes:
         log.warning("%s", note)
+    _warn_of_faint(data)
     return data
+
+
+def _warn_of_faint(data: Dataset) -> None:
+    some = data.images[:: max(1, len(data.images) // 1000)]  # a large set is on disk
+    low, high = int(some.min()), int(some.max())
+    if high - low < FAINT:
+        log.warning(
+            "the pixels of %s are between %d and %d of 0 to 255, which leaves few grey levels; use the "
+            "whole range, here and on the devices: multiply 12-bit values in 16-bit files by 16",
+            data.name,
+            low,
+            high,
+        )
 
 
 def check_classes(data: Dataset) -> None:
