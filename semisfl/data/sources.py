@@ -121,4 +121,5 @@ def _checked(dataset: Dataset, tested: bool) -> Dataset:
 
 def _searched() -> str:
     place = os.environ.get("SEMISFL_DATA")
-    return f", nor in SEMISFL_DATA = {place}" if place else " (SEMISFL_DATA is not set)"
+    unset = "; a relative name is looked for here and in the folder SEMISFL_DATA, which is not set"
+    return f", nor in SEMISFL_DATA = {place}" if place else unset
