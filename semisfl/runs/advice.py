@@ -115,7 +115,7 @@ class Advice:
             yield (
                 "one class",
                 f"after {counted(done, 'round')} the accuracy of {self._best:.1f} % is that of one answer for every image: "
-                f"no test recognised two classes; {_more_labels(config)}, of the rarer classes too, or lower {lr}",
+                f"no test recognised two classes; {_for_rare_classes(config)}, or lower {lr}",
             )
         if self._best <= self._labels_alone:
             yield (
@@ -161,6 +161,16 @@ def _more_labels(config: Config) -> str:
     """Return how a run gets more labelled images: a server with devices uses all that it has."""
     network = config.fleet.kind == "network"
     return "add labelled images to --labeled" if network else "raise data.labeled"
+
+
+def _for_rare_classes(config: Config) -> str:
+    """Return what may teach classes that are rare: strong views can hide marks that are faint or small."""
+    fixes = [f"{_more_labels(config)}, of the rarer classes too"]
+    if config.labeled_view != "weak":
+        fixes.append("set server.labeled_view=weak")
+    if config.method != "supervised":
+        fixes.append("compare with method=supervised")
+    return ", ".join(fixes)
 
 
 def _threshold(config: Config, classes: int) -> str:

@@ -59,7 +59,12 @@ def test_one_answer_for_every_image_of_uneven_classes() -> None:
     ((index, (text,)),) = warned(config, [most] * 15).items()
     assert index == 9
     assert "the accuracy of 90.0 % is that of one answer for every image" in text
-    assert "raise data.labeled, of the rarer classes too" in text
+    assert (
+        "raise data.labeled, of the rarer classes too, set server.labeled_view=weak, comp" in text
+    )
+    alone = parse({"rounds": 30, "method": "supervised", "server": {"labeled_view": "weak"}})
+    ((_, (text,)),) = warned(alone, [most] * 15).items()
+    assert "of the rarer classes too, or lower" in text
     two = {"accuracy": 90.0, "recall_by_class": [99.0, 1.0, None]}
     assert not warned(config, [two, *[most] * 15])
     assert not warned(config, [{"accuracy": 90.0, "recall_by_class": [90.0, None, None]}] * 15)
