@@ -58,11 +58,14 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     holdings = count(partition, labels, classes)
     rows, counts = list(map(short, holdings.classes)), holdings.counts.T
     holders = holdings.counts
-    # In inches: class names need about 0.1 per letter; the grid takes the rest of the width.
-    names_width = 0.1 * max(map(len, rows))
+    clients = partition.names or map(str, range(len(partition.clients)))
+    names = ["server", *map(short, clients)]
+    # In inches: names need about 0.1 per letter; the grid takes the rest.
+    names_width, names_height = (0.1 * max(map(len, some)) for some in (rows, names))
     grid_width = float(np.clip(1.5 + 0.3 * len(holders), 3.5, 15))
-    height = float(np.clip(2.2 + 0.3 * len(rows), 3.5, 24))
-    figure = Figure(figsize=(names_width + grid_width + 1, height), layout="constrained")
+    height = float(np.clip(1.6 + 0.3 * len(rows), 2.9, 23.4))
+    size = (names_width + grid_width + 1, height + names_height)
+    figure = Figure(figsize=size, layout="constrained")
     totals, grid = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2, 0.3 * len(rows))])
 
     places = np.arange(len(holders)) + np.where(np.arange(len(holders)) > 0, 0.5, 0)
@@ -73,13 +76,11 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
 
     row, column = np.nonzero(counts)
     # The largest bubble fills its cell, whose side is 0.3 inch, or less with many holders or classes.
-    side = 72 * min(0.3, (height - 2) / len(rows), grid_width / len(holders))
+    side = 72 * min(0.3, (height - 1.4) / len(rows), grid_width / len(holders))
     area = (0.95 * side) ** 2 * counts[row, column] / max(counts.max(), 1)
     grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
     every = max(1, len(partition.clients) // 40)
     ticks = [0, *range(1, len(holders), every)]
-    clients = partition.names or map(str, range(len(partition.clients)))
-    names = ["server", *map(short, clients)]
     grid.set_xticks(places[ticks], [names[place] for place in ticks], rotation=90)
     grid.set_yticks(range(len(rows)), rows)
     grid.set_xlim(-0.7, places[-1] + 0.7)

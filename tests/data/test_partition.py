@@ -255,6 +255,16 @@ def test_clients_of_folders_have_their_names_in_the_picture():
     assert [tick.get_text() for tick in numbered.axes[1].get_xticklabels()] == ["server", "0", "1"]
 
 
+def test_long_names_of_clients_take_no_room_from_the_picture() -> None:
+    heights = []
+    for name in ("a", "the camera on the northern street"):
+        held = by_folder(folders({f"{name} {n}": np.array([60 + n]) for n in range(2)}), 30, 3)
+        figure = picture(held, folders(None).labels.numpy(), ["a", "b", "c"])
+        assert cut_off(figure) == 0  # this draws it
+        heights.append(figure.axes[1].get_window_extent().height)
+    assert heights[1] > 0.9 * heights[0]
+
+
 def test_a_partition_takes_lists_and_tensors() -> None:
     made = Partition([0, 2], [(1,), torch.tensor([3])])  # type: ignore[arg-type]
     for images in (made.labeled, made.validation, *made.clients):
