@@ -334,6 +334,29 @@ def test_a_long_path_has_a_socket_too(tmp_path: Path) -> None:
 # --- at a resume ----------------------------------------------------------------------------------
 
 
+def test_a_server_that_ends_before_it_answers_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").touch()
+    monkeypatch.chdir(tmp_path)  # the address of a socket may have 107 bytes at most
+    for reads in (False, True):  # with unread bytes the connection is reset, else only closed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.bind(SOCKET)
+            door.listen()
+
+            def end(reads: bool = reads, door: socket.socket = door) -> None:
+                link, _ = door.accept()
+                link.recv(1000 if reads else 1)
+                link.close()
+
+            server = threading.Thread(target=end)
+            server.start()
+            with pytest.raises(ValueError, match=r"ended before it answered; look at .*run\.log"):
+                ask(tmp_path, "list")
+            server.join()
+        Path(SOCKET).unlink()
+
+
 def test_a_fleet_may_grow_at_a_resume(tmp_path: Path) -> None:
     config = tiny(2)
     directory = RunDirectory.create(tmp_path / "run", config.in_fleet("network"))

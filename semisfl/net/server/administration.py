@@ -104,11 +104,15 @@ def ask(directory: Path, action: str, name: str = "") -> dict[str, Any]:
         try:
             link.sendall((json.dumps({"action": action, "name": name}) + "\n").encode())
             with link.makefile("rb") as lines:
-                answer: dict[str, Any] = json.loads(lines.readline() or b'{"error": "no answer"}')
+                answer: dict[str, Any] = json.loads(lines.readline())
         except TimeoutError:
             raise ValueError(
                 f"the server of {directory} did not answer within {SECONDS:g} s; is its process "
                 "stopped? It may do this later: look with `semisfl fleet`, or at run.log"
+            ) from None
+        except (ConnectionError, ValueError):  # reset, or no whole line
+            raise ValueError(
+                f"the server of {directory} ended before it answered; look at {directory / 'run.log'}"
             ) from None
     if "error" in answer:
         raise ValueError(answer["error"])
