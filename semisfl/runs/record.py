@@ -25,7 +25,8 @@ DIGITS = 5
 def write(run: Path, file: Path) -> None:
     """Write the run in directory ``run`` as the record ``file``, which must not be there yet."""
     if not file.name.endswith(SUFFIX):
-        raise ValueError(f"{file}: a record's name must end in {SUFFIX}; call it {file}{SUFFIX}")
+        better = str(file).removesuffix(".json") + SUFFIX
+        raise ValueError(f"{file}: a record's name must end in {SUFFIX}; call it {better}")
     if file.exists():
         raise ValueError(f"{file} is already there; choose another name, or remove it first")
     recorded = reading.read_config(run)

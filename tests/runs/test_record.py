@@ -169,7 +169,7 @@ def test_names_that_no_folder_would_find_and_files_that_are_there_are_refused(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["record", str(trained[0]), str(tmp_path / "x.json")]) == 2
-    assert "must end in .run.json" in capsys.readouterr().err
+    assert f"must end in .run.json; call it {tmp_path}/x.run.json" in capsys.readouterr().err
     assert main(["record", str(trained[0]), str(trained[1])]) == 2
     assert "already there" in capsys.readouterr().err
     assert main(["record", str(trained[0]), str(tmp_path / "no" / "x.run.json")]) == 2
