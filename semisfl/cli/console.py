@@ -269,14 +269,17 @@ def check_writable(folder: Path) -> None:
         raise ValueError(f"{there} is no folder that can be written to; choose another --out")
 
 
-def picture_at(place: Path) -> Path | None:
-    """Return the file to draw to: a PNG unless the name ends otherwise. None if nothing can be drawn."""
+def draw(place: Path, save: Callable[[Path], None]) -> Path | None:
+    """Draw to a file, a PNG unless the name ends otherwise, and return it. None, after a warning, if that fails."""
     if not can_draw():
         return None
-    if not os.access(place.parent, os.W_OK):
-        say(f"no picture: {place} cannot be written; choose --out", "warning")
+    picture = place if place.suffix in PICTURES else place.with_name(f"{place.name}.png")
+    try:
+        save(picture)
+    except OSError as error:  # the numbers are worth more than their picture
+        say(f"no picture: {picture}: {error.strerror or error}; choose --out", "warning")
         return None
-    return place if place.suffix in PICTURES else place.with_name(f"{place.name}.png")
+    return picture
 
 
 # --- amounts -----------------------------------------------------------------------------------------

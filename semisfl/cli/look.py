@@ -114,9 +114,7 @@ def partition(
     labels = data.labels.numpy()
     sizes, validation = sorted(len(rows) for rows in held.clients), len(held.validation)
     unused = held.unused(len(labels))
-    picture = console.picture_at(out)
-    if picture:
-        holdings.draw(held, labels, data.classes, picture)
+    picture = console.draw(out, lambda file: holdings.draw(held, labels, data.classes, file))
 
     if json_:
         names = [{"name": name} for name in held.names] or [{}] * len(held.clients)

@@ -108,11 +108,11 @@ def plan(
         if chosen is None:
             print("\n".join(plan_report.advice(proposed)))
         print(plan_report.assumptions(proposed, held.mean, profile))
-    picture = console.picture_at(out) if chosen is None else None
-    if picture:
+    picture = None
+    if chosen is None:
         from semisfl.costs import charts
 
-        save_picture(charts.plan_picture(proposed), picture)
+        picture = console.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
     if json_:
         print(json.dumps(plan_report.as_json(proposed, cuts=chosen is None, picture=picture)))
     elif picture:

@@ -71,12 +71,10 @@ def replay(
     if not json_:  # at once: drawing takes seconds
         _print(results, world, profile, codec, target)
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "replay.png"
-    picture = console.picture_at(place)
-    if picture:
-        from semisfl.costs import charts
+    from semisfl.costs import charts
 
-        pairs = [(group, replays) for group, _, replays in results]
-        save_picture(charts.costs_picture(pairs), picture)
+    pairs = [(group, replays) for group, _, replays in results]
+    picture = console.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
     if json_:
         print(json.dumps(_as_json(results, world, codec, picture)))
     elif picture:

@@ -71,7 +71,8 @@ def show(
 ) -> None:
     """Print the results of groups of runs, as tables or JSON, write them as ``tables``, and draw their curves."""
     summaries = [summary for _, summary in results]
-    pairs = paired.differences([group for group, _ in results])
+    groups = [group for group, _ in results]
+    pairs = paired.differences(groups)
     notes = [note_of(summary.method) for summary in summaries]
     swept = Swept.of(results, keys) if keys else None
     if not as_json:  # before the picture: drawing takes seconds
@@ -82,12 +83,13 @@ def show(
     written = [file for table in tables for file in write_table(table, summaries, pairs)]
     if written and not as_json:
         print(f"tables: {', '.join(map(str, written))}")
-    picture = console.picture_at(place)
-    over = picture.with_name(f"{picture.stem}-sweep.png") if picture and swept else None
-    if picture:
-        plots.draw([group for group, _ in results], picture, charts)
-    if swept and over:
-        save_picture(sweeps.picture(swept), over)
+    picture = console.draw(place, lambda file: plots.draw(groups, file, charts))
+    over = None
+    if swept and picture:
+        over = console.draw(
+            picture.with_name(f"{picture.stem}-sweep.png"),
+            lambda file: save_picture(sweeps.picture(swept), file),
+        )
     if as_json:
         plain = [
             report.as_json(summary) | {"note": note}

@@ -115,9 +115,7 @@ def evaluate(
         console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")
     if not json_:
         _print(result)
-    picture = console.picture_at(out)
-    if picture:
-        save_picture(evaluation_plot.picture(result), picture)
+    picture = console.draw(out, lambda file: save_picture(evaluation_plot.picture(result), file))
     if json_:
         print(json.dumps(result.as_dict() | {"picture": str(picture) if picture else None}))
     elif picture:

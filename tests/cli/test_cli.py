@@ -620,9 +620,13 @@ def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(
 
 
 def test_a_picture_is_a_png_unless_its_name_says_otherwise(tmp_path: Path) -> None:
-    assert console.picture_at(tmp_path / "cost") == tmp_path / "cost.png"
-    assert console.picture_at(tmp_path / "of.run1") == tmp_path / "of.run1.png"
-    assert console.picture_at(tmp_path / "cost.svg") == tmp_path / "cost.svg"
+    for name, file in {
+        "cost": "cost.png",
+        "of.run1": "of.run1.png",
+        "cost.svg": "cost.svg",
+    }.items():
+        assert console.draw(tmp_path / name, Path.touch) == tmp_path / file
+        assert (tmp_path / file).exists()
 
 
 @pytest.mark.parametrize("words", [["run/config.toml", "--out", "new"], ["--resume", "run"]])

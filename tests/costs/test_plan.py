@@ -266,4 +266,4 @@ def test_a_picture_that_cannot_be_written_is_a_warning(
     assert main(["plan", "digits", "--out", nowhere, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["picture"] is None
-    assert f"warning: no picture: {nowhere} cannot be written; choose --out" in printed.err
+    assert f"warning: no picture: {nowhere}: No such file or directory; choose --out" in printed.err

@@ -1,5 +1,6 @@
 """Reports: what they read, how they group and average, and that nothing of training is needed."""
 
+import errno
 import json
 import logging
 import math
@@ -75,12 +76,17 @@ def test_a_single_run_has_no_standard_error(tmp_path: Path) -> None:
 def test_a_run_in_a_folder_of_another_user_is_reported_without_its_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
     run, read = write_run(tmp_path / "r", [50.0, 60.0]), os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and read(path, mode))
+    monkeypatch.setattr(plots, "save_picture", refused)
     assert main(["report", str(run), "--json"]) == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["picture"] is None
-    assert f"warning: no picture: {run}/report.png cannot be written; choose --out" in printed.err
+    answer = json.loads(printed.out)
+    assert answer["picture"] is None and answer["results"][0]["accuracy"]["mean"] == 60
+    assert f"no picture: {run}/report.png: Permission denied; choose --out" in printed.err
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and read(path, mode))
     assert main(["report", str(run), "--out", str(run / "x.png")]) == 2
     assert "x.png: its folder cannot be written to; choose another" in capsys.readouterr().err
 
