@@ -37,8 +37,8 @@ class Group(Generic[Entry]):
 
     def points(self) -> dict[str, EntryPoint]:
         """Return the entry points of installed packages, except names that this package has."""
-        found = _entry_points(self.entry_points, tuple(sys.path))
-        return {point.name: point for point in found if point.name not in self.own}
+        points = _entry_points(self.entry_points, tuple(sys.path))
+        return {point.name: point for point in points if point.name not in self.own}
 
     def names(self) -> list[str]:
         """Return all names without importing anything."""
