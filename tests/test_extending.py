@@ -168,9 +168,9 @@ def test_a_comparison_has_settings_of_a_method_that_is_not_installed() -> None:
     values = {"fixmatch": {"confidence_threshold": 0.3}}
     with pytest.raises(ConfigError, match="unknown key 'fixmatch'"):
         config.parse(values)
-    row = lookup.method(PLACE)
-    assert config.parse(values, others=[row]) == config.parse({})
-    chosen = config.parse({**values, "method": PLACE}, others=[row])
+    entry = lookup.method(PLACE)
+    assert config.parse(values, others=[entry]) == config.parse({})
+    chosen = config.parse({**values, "method": PLACE}, others=[entry])
     assert chosen.fixmatch.confidence_threshold == 0.3  # type: ignore[attr-defined]
 
 
@@ -261,10 +261,13 @@ from semisfl.methods.semisfl import SemiSFL
 from semisfl.settings.catalog import METHODS
 
 class Mine(SemiSFL):
-    row = replace(METHODS["semisfl"], name="mine", title="Mine")
+    entry = replace(METHODS["semisfl"], name="mine", title="Mine")
 
 class Bare(SemiSFL):
     pass
+
+class Old(SemiSFL):
+    row = METHODS["semisfl"]
 """
 
 
@@ -279,6 +282,10 @@ def test_a_method_is_derived_from_one_of_this_package(
     assert result.accuracy == train(ours, data=toy.dataset(), device="cpu").accuracy
     with pytest.raises(ConfigError, match="other:Bare asks for SemiSFLSettings, which its entry"):
         train(toy.values("other:Bare", *toy.FLAT), data=toy.dataset(), device="cpu")
+    with pytest.raises(
+        ConfigError, match=r"other:Old is of 0\.1\.0: call its catalog entry `entry`"
+    ):
+        train(toy.values("other:Old", *toy.FLAT), data=toy.dataset(), device="cpu")
 
 
 def test_what_a_class_does_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

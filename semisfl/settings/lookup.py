@@ -179,13 +179,15 @@ def _by_name(name: str) -> NamedMethod | None:
 
 
 def _as_method(loaded: Any, place: str) -> NamedMethod:
-    """Return the entry of a method from an entry, or from a class, which may have its entry as ``row``."""
+    """Return the entry of a method from an entry, or from a class, which may have its entry as ``entry``."""
     if isinstance(loaded, NamedMethod):
         return loaded
     if not isinstance(loaded, type):
         raise ConfigError(f"{place} is {type(loaded).__name__}, neither a class nor a NamedMethod")
-    if isinstance(entry := getattr(loaded, "row", None), NamedMethod):
+    if isinstance(entry := getattr(loaded, "entry", None), NamedMethod):
         return replace(entry, code=place)
+    if isinstance(getattr(loaded, "row", None), NamedMethod):
+        raise ConfigError(f"{place} is of 0.1.0: call its catalog entry `entry`, no longer `row`")
     summary = (loaded.__doc__ or "").strip().partition("\n")[0]
     return NamedMethod(name=place, code=place, title=loaded.__name__, summary=summary)
 

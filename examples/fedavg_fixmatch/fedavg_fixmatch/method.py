@@ -20,7 +20,7 @@ from semisfl.metrics import MethodMetrics
 class FedAvgFixMatch:
     """The server's half: a round, what is tested, what a checkpoint holds."""
 
-    row = METHOD
+    entry = METHOD
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.settings = setup, setup.config.settings(FixMatchSettings)
