@@ -1,5 +1,6 @@
 """Use a trained model: classes of new images, accuracy on a test set."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -8,8 +9,10 @@ from semisfl.data.dataset import Dataset
 from semisfl.engine.inference import outputs
 
 
-def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
+def predict(model: nn.Module, images: Tensor | np.ndarray, data: Dataset) -> Tensor:
     """Return class probabilities [n, classes] of uint8 images, normalised as ``data`` was in training."""
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(np.ascontiguousarray(images))
     if images.dtype != torch.uint8 or images.shape[1:] != data.images.shape[1:]:
         raise ValueError(
             f"images are {images.dtype} {list(images.shape)}; the model was trained on torch.uint8 "

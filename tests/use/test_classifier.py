@@ -38,6 +38,8 @@ def test_a_model_file_gives_the_answers_of_its_run(
     probabilities = model.probabilities(DATA.test_images)
     expected = predict(result.model, DATA.test_images, DATA)
     torch.testing.assert_close(probabilities, expected, rtol=1e-5, atol=1e-6)
+    as_numpy = predict(result.model, DATA.test_images.numpy()[::-1], DATA)
+    torch.testing.assert_close(as_numpy.flip(0), expected)
     right = (probabilities.argmax(1) == DATA.test_labels).float().mean()
     assert 100 * float(right) == pytest.approx(result.accuracy, abs=1e-4)
     about = model.description
