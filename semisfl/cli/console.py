@@ -3,7 +3,6 @@
 import codecs
 import contextlib
 import errno
-import importlib.util
 import io
 import json
 import logging
@@ -22,7 +21,6 @@ from rich.table import Table
 
 from semisfl.files import timestamp
 
-PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 NARROW = 70
 """On a terminal of fewer columns all columns of a table shrink, as numbers leave names no room to fold."""
 FEW_LETTERS, ENOUGH_LETTERS = 8, 16
@@ -238,15 +236,7 @@ def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
     return printed
 
 
-# --- pictures ----------------------------------------------------------------------------------------
-
-
-def can_draw() -> bool:
-    """Return whether matplotlib, an extra, is installed; warn if it is not."""
-    if importlib.util.find_spec("matplotlib") is not None:
-        return True
-    say("no picture, as matplotlib is not installed; pip install 'semisfl[plots]'", "warning")
-    return False
+# --- files ------------------------------------------------------------------------------------------
 
 
 def check_file(place: Path, option: str = "--out") -> None:
@@ -267,19 +257,6 @@ def check_writable(folder: Path) -> None:
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"{there} is no folder that can be written to; choose another --out")
-
-
-def draw(place: Path, save: Callable[[Path], None]) -> Path | None:
-    """Draw to a file, a PNG unless the name ends otherwise, and return it. None, after a warning, if that fails."""
-    if not can_draw():
-        return None
-    picture = place if place.suffix in PICTURES else place.with_name(f"{place.name}.png")
-    try:
-        save(picture)
-    except OSError as error:  # the numbers are worth more than their picture
-        say(f"no picture: {picture}: {error.strerror or error}; choose --out", "warning")
-        return None
-    return picture
 
 
 # --- amounts -----------------------------------------------------------------------------------------

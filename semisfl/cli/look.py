@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, drawing
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
 from semisfl.settings.counts import counted
 
@@ -114,7 +114,9 @@ def partition(
     labels = data.labels.numpy()
     sizes, validation = sorted(len(rows) for rows in held.clients), len(held.validation)
     unused = held.unused(len(labels))
-    picture = console.draw(out, lambda file: holdings.draw(held, labels, data.classes, file))
+    picture = drawing.picture_at(out)
+    if picture:
+        holdings.draw(held, labels, data.classes, picture)
 
     if json_:
         names = [{"name": name} for name in held.names] or [{}] * len(held.clients)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import console, plan_report
+from semisfl.cli import drawing, plan_report
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, finite, values_of
 from semisfl.costs import PAPER_DOWN, PAPER_UP
 from semisfl.files import save_picture
@@ -112,7 +112,7 @@ def plan(
     if chosen is None:
         from semisfl.costs import charts
 
-        picture = console.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
+        picture = drawing.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
     if json_:
         print(json.dumps(plan_report.as_json(proposed, cuts=chosen is None, picture=picture)))
     elif picture:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, drawing
 from semisfl.cli.options import AllowMethod, Json, Target
 from semisfl.cli.planning import (
     LATENCY,
@@ -74,7 +74,7 @@ def replay(
     from semisfl.costs import charts
 
     pairs = [(group, replays) for group, _, replays in results]
-    picture = console.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
+    picture = drawing.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
     if json_:
         print(json.dumps(_as_json(results, world, codec, picture)))
     elif picture:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, drawing
 from semisfl.cli.options import Device, Engine, Jobs, Json, Quiet
 from semisfl.files import write_whole
 from semisfl.paper.grid import Exhibit
@@ -152,7 +152,7 @@ def _write(
     from semisfl.paper import drawn, written
 
     out.mkdir(parents=True, exist_ok=True)
-    drawable = console.can_draw()
+    drawable = drawing.can_draw()
     written_exhibits = []
     for exhibit in selected:
         parts = [(part, written.measured(part, index, rounds)) for part in exhibit.parts]
@@ -181,7 +181,7 @@ def _write_into(
     names = [name for name in document.names_in(text, file) if name in exhibits]
     pictures = file.parent / "paper"
     pictures.mkdir(exist_ok=True)
-    drawable = console.can_draw()
+    drawable = drawing.can_draw()
 
     def make(name: str) -> str:
         exhibit = exhibits[name]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl.cli import console, watching
+from semisfl.cli import console, drawing, watching
 from semisfl.cli.options import AllowMethod, Json, Tables, Target
 from semisfl.files import save_picture
 from semisfl.runs import grouping, paired, plots, report, sweeps
@@ -83,10 +83,10 @@ def show(
     written = [file for table in tables for file in write_table(table, summaries, pairs)]
     if written and not as_json:
         print(f"tables: {', '.join(map(str, written))}")
-    picture = console.draw(place, lambda file: plots.draw(groups, file, charts))
+    picture = drawing.draw(place, lambda file: plots.draw(groups, file, charts))
     over = None
     if swept and picture:
-        over = console.draw(
+        over = drawing.draw(
             picture.with_name(f"{picture.stem}-sweep.png"),
             lambda file: save_picture(sweeps.picture(swept), file),
         )

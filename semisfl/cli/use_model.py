@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, drawing
 from semisfl.cli.options import Device, Json
 from semisfl.files import save_picture
 from semisfl.settings.counts import counted
@@ -115,7 +115,7 @@ def evaluate(
         console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")
     if not json_:
         _print(result)
-    picture = console.draw(out, lambda file: save_picture(evaluation_plot.picture(result), file))
+    picture = drawing.draw(out, lambda file: save_picture(evaluation_plot.picture(result), file))
     if json_:
         print(json.dumps(result.as_dict() | {"picture": str(picture) if picture else None}))
     elif picture:

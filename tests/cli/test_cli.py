@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from semisfl import __version__
-from semisfl.cli import console
+from semisfl.cli import drawing
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.settings import config, presets, toml
@@ -625,7 +625,7 @@ def test_a_picture_is_a_png_unless_its_name_says_otherwise(tmp_path: Path) -> No
         "of.run1": "of.run1.png",
         "cost.svg": "cost.svg",
     }.items():
-        assert console.draw(tmp_path / name, Path.touch) == tmp_path / file
+        assert drawing.draw(tmp_path / name, Path.touch) == tmp_path / file
         assert (tmp_path / file).exists()
 
 
