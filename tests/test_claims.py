@@ -420,6 +420,16 @@ def poisoning() -> Iterator[str]:
     yield f"seeds of the other attacks it is {fmean(lost[:3]):.1f}."
     absent = poisoning_tables.points_lost(3)["absent"][poisoning_tables.SERVED]
     yield f"`absent` costs {poisoning_tables.spread(absent)} in"
+    long = []
+    for align in ("none", "client"):
+        reached = {
+            (one["attack"], one["seed"]): one["accuracy"]
+            for one in read(f"poisoning/long-{align}.jsonl")
+            if one["rule"] == poisoning_tables.SERVED
+        }
+        long.append([reached["nobody", seed] - reached["one_class", seed] for seed in range(3)])
+    points, aligned = map(poisoning_tables.spread, long)
+    yield f"the default {points} points against the same rule without attackers, and {aligned} with"
 
 
 def paper_figures() -> Iterator[str]:
