@@ -36,7 +36,7 @@ class Combined(NamedTuple):
 
 
 Rule = Callable[..., Combined]
-"""Combine updates [clients, values] by the rule's own settings."""
+"""Combine updates [clients, values] by the rule's own settings; `clipped_mean` also gets the sizes of tensors."""
 
 
 def combine(
@@ -170,7 +170,7 @@ def _usual(lengths: Tensor) -> Tensor:
 def _shortened(
     lengths: Tensor, shares: Tensor, names: Sequence[str], limit: float
 ) -> dict[int, str]:
-    """Return the clients that count for less than half of their share, with the reason."""
+    """Return the clients whose whole update, or that of a tensor, is far longer than is taken, with the reason."""
     whole = lengths.norm(dim=0)
     usual = float(_usual(whole))
     least, tensors = shares.min(0)

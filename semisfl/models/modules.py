@@ -151,7 +151,7 @@ USUAL: dict[type[nn.Module], dict[str, Any]] = {
     nn.AdaptiveAvgPool2d: {"output_size": 1},
     nn.Flatten: {"start_dim": 1, "end_dim": -1},
 }
-"""What a layer of a table always has: a table has no column for it."""
+"""Settings that a layer of a table always has: a table has no column for them."""
 
 
 def _refuse_unusual(layer: nn.Module) -> None:

@@ -28,7 +28,7 @@ on a larger one gRPC ends the stream and reports nothing to the receiver."""
 BEAT_SECONDS = 10.0
 """Between two heartbeats of the server. A client answers as soon as its connection is free."""
 SILENCE_SECONDS = 25.0
-"""Without any chunk for this long, each side treats the other as gone."""
+"""Each side treats the other as gone after this long without any chunk."""
 LOWEST_RATE = 50_000.0
 """Bytes a second (0.4 Mbit/s) that a link must carry in each direction. At this rate a chunk takes
 10.5 s, well within SILENCE_SECONDS, and every frame gets the time it needs."""
