@@ -209,8 +209,11 @@ def _cost_cells(size: float | None, seconds: float | None) -> list[str]:
 
 
 def record(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, or a record.")],
     file: Annotated[Path, typer.Argument(metavar="FILE.run.json", help="The file to write.")],
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Leave out metrics per client and per class.")
+    ] = False,
     allow_method: AllowMethod = None,
 ) -> None:
     """Write a run as one small text file; `report`, `replay` and `reproduce` read it like a directory.
@@ -220,7 +223,7 @@ def record(
     from semisfl.runs import record as records
 
     console.check_file(file, "FILE")
-    records.write(run, file)
+    records.write(run, file, brief)
     print(f"record: {file} ({file.stat().st_size / 1000:.0f} kB)")
 
 

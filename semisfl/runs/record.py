@@ -22,8 +22,11 @@ DIGITS = 5
 """Significant digits that a record keeps of a metric."""
 
 
-def write(run: Path, file: Path) -> None:
-    """Write the run in directory ``run`` as the record ``file``, which must not be there yet."""
+def write(run: Path, file: Path, brief: bool = False) -> None:
+    """Write ``run``, a directory or a record, as the record ``file``, which must not be there yet.
+
+    A ``brief`` record has no metrics per client and per class, which are most of a long run's size.
+    """
     if not file.name.endswith(SUFFIX):
         better = str(file).removesuffix(".json") + SUFFIX
         raise ValueError(f"{file}: a record's name must end in {SUFFIX}; call it {better}")
@@ -34,6 +37,9 @@ def write(run: Path, file: Path) -> None:
     config = configs.parse(recorded)
     settings = flat(config.model_dump(mode="json", exclude_none=True))
     preset, changed = nearest_preset(settings)
+    metrics = reading.columns(reading.read_rounds(run, dict))
+    if brief:
+        metrics = {key: values for key, values in metrics.items() if not _has_parts(values)}
     environment = reading.read_environment(run)
     if "platform" in environment:
         environment["platform"] = _kind_of_platform(environment["platform"])
@@ -46,7 +52,7 @@ def write(run: Path, file: Path) -> None:
         "environment": environment,
         "images": reading.read_images(run),
         "holdings": reading.read_holdings(run) or None,
-        "metrics": _rounded(reading.columns(reading.read_rounds(run, dict))),
+        "metrics": _rounded(metrics),
     }
     write_whole(file, as_text({key: record[key] for key in record if record[key] is not None}))
 
@@ -102,6 +108,10 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return value
+
+
+def _has_parts(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, list | dict) for value in values)
 
 
 def _kind_of_platform(text: str) -> str:

@@ -75,6 +75,23 @@ def test_a_record_is_small_text_with_a_line_per_metric(trained: tuple[Path, Path
     assert {key: str(value) for key, value in content["settings"].items()} == changed
 
 
+def test_a_brief_record_has_no_metrics_per_client_and_per_class(
+    trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    brief = [tmp_path / f"{number}.run.json" for number in range(2)]
+    for path, file in zip(trained, brief, strict=True):
+        assert main(["record", str(path), str(file), "--brief"]) == 0
+    whole, ours = (reading.read_rounds(path, dict) for path in (trained[1], brief[0]))
+    parts = {"bytes", "bytes_by_client", "coverage_by_class", "coverage_by_client"}
+    assert parts <= whole[0].keys()
+    for before, after in zip(whole, ours, strict=True):
+        assert after == {
+            key: value for key, value in before.items() if not isinstance(value, list | dict)
+        }
+    assert brief[0].read_bytes() == brief[1].read_bytes(), "a record can be made brief as well"
+    assert reading.read_holdings(brief[0]) == reading.read_holdings(trained[0])
+
+
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_a_preset_differs_in_nothing_from_itself(name: str) -> None:
     values = presets.preset(name).model_dump(mode="json", exclude_none=True)
