@@ -126,7 +126,11 @@ def test_the_committed_runs_fill_their_cells(index: RunIndex) -> None:
     names = {
         key: [name_of(indexed.path) for indexed in runs] for key, runs in table.items() if runs
     }
-    assert names[("SemiSFL", "CIFAR-10")] == ["cifar10-dir0.1-semisfl"]
+    assert names[("SemiSFL", "CIFAR-10")] == [
+        "cifar10-dir0.1-semisfl",
+        "cifar10-dir0.1-semisfl-seed1",
+        "cifar10-dir0.1-semisfl-seed2",
+    ]
     assert names[("Supervised-only", "SVHN")] == [
         "svhn-supervised",
         "svhn-supervised-seed1",
