@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cluster, hijacking, rounds, savings, twin
+from benchmarks import cluster, hijacking, rounds, twin
 from semisfl.costs import timed_rounds
 from semisfl.settings import presets
 from semisfl.settings.config import override, parse
@@ -77,19 +77,6 @@ def test_rounds_of_a_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_our_half_of_the_comparison_with_flower() -> None:
     done = processes.run([sys.executable, "-c", FLOWER], timeout=200)
     assert done.returncode == 0, done.stderr
-
-
-def test_savings_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savings, "SETTINGS", TINY)
-    monkeypatch.setattr(savings, "VARIANTS", {"int4": savings.VARIANTS["int4"]})
-    file = tmp_path / "savings.jsonl"
-    monkeypatch.setattr(sys, "argv", ["savings", str(file), "--seeds", "1", "--rounds", "1"])
-    savings.main()
-    written = file.read_text()
-    (line,) = map(json.loads, written.splitlines())
-    assert line["variant"] == "int4" and 0 < line["bytes_total"] < 200_000
-    savings.main()
-    assert file.read_text() == written
 
 
 def test_a_hijacked_client(monkeypatch: pytest.MonkeyPatch) -> None:
