@@ -1,4 +1,4 @@
-"""Write the tables of the pages that `semisfl reproduce` does not, and a picture, again from results/.
+"""Write the tables of the pages that `semisfl reproduce` does not, and a picture, again.
 
     python -m benchmarks.result_tables
 
@@ -7,7 +7,8 @@ Each table stands between ``<!-- results codecs -->`` and ``<!-- end of codecs -
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -29,6 +30,7 @@ from benchmarks.records import (
     summed,
     table,
 )
+from semisfl.metrics import Metric, RoundMetrics, declared
 from semisfl.paper.document import filled
 from semisfl.runs.grouping import Run
 from semisfl.runs.report import Spread
@@ -36,7 +38,7 @@ from semisfl.runs.report import Spread
 PAGES = (
     *("results.md", "results-more.md", "paper-choices.md", "frontier.md"),
     *("performance.md", "performance-cpu.md", "own-images.md", "own-images-choice.md", "models.md"),
-    *("leakage.md", "poisoning.md", "security.md"),
+    *("leakage.md", "poisoning.md", "security.md", "metrics.md"),
 )
 
 
@@ -213,6 +215,26 @@ def gpu_rounds() -> str:
     return table((*head, "start-up, s", "target", "missed by"), lines)
 
 
+# --- metrics.md ------------------------------------------------------------------------------------------
+
+
+def metrics_table(metrics: Iterable[Metric]) -> str:
+    """Return a table with a line per metric."""
+    lines = []
+    for one in metrics:
+        gauge = f"`{one.prometheus}`" if one.prometheus else ""
+        lines.append((f"`{one.key}`", one.meaning, one.unit, one.missing, one.methods, gauge))
+    return table(("key", "what", "unit", "not there", "methods", "Prometheus"), lines)
+
+
+def metrics_of_section(title: str) -> str:
+    metrics = [one for one in declared(RoundMetrics) if one.section == title]
+    return metrics_table(sorted(metrics, key=lambda one: one.key != "round"))
+
+
+SECTIONS = ("Training", "Losses", "Pseudo-labels", "Test", "Cost")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **frontier_tables.TABLES,
     **cpu_tables.TABLES,
@@ -226,6 +248,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "codecs": codecs,
     "weights": weights,
     "gpu-rounds": gpu_rounds,
+    **{f"metrics-{title.lower()}": partial(metrics_of_section, title) for title in SECTIONS},
 }
 
 

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import generate_latest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks.result_tables import metrics_table
 from semisfl.metrics import MethodMetrics, RoundMetrics, declared
 from semisfl.runs import grouping, plots
 from semisfl.runs.declared import metrics_of, own_metrics
-from semisfl.runs.metrics_page import table
 from semisfl.runs.start import train
 from semisfl.watch.exporter import Exporter, Gate
 from semisfl.watch.views import Runs
@@ -70,7 +70,7 @@ def charts(path: Path) -> dict[str, Any]:
 def test_a_metric_declared_by_another_package_reaches_every_reader(tmp_path: Path) -> None:
     exported = trained(tmp_path / "run")
     (metric,) = own_metrics("mine")
-    assert table([metric]).splitlines()[2] == (
+    assert metrics_table([metric]).splitlines()[2] == (
         "| `agreement` | share of images on which student and teacher agree | 0 to 1 "
         "| always there | all | `semisfl_agreement` |"
     )
