@@ -1,9 +1,9 @@
 """Measure attacks by a server that sends valid frames: a planted bottom, and feature-space hijacking.
 
-    python -m benchmarks.hijacking [--steps 300] [--json]
+    python -m benchmarks.hijacking [--steps 300]
 
 One simulated client (the code of a device's own) with the digits, a small bottom, no augmentation: an
-easy victim. Prints what is rebuilt, and how aligned the gradients are that the client gets to see,
+easy victim. Prints as JSON what is rebuilt, and how aligned the gradients are that the client gets to see,
 beside those of an honest server of the digits preset.
 """
 
@@ -155,11 +155,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=6, help="of the honest server")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [planted(0.0), planted(0.14), hijacked(options.steps), honest(options.rounds)]
-    for row in rows:
-        print(json.dumps(row) if options.json else row, flush=True)
+    for row in (planted(0.0), planted(0.14), hijacked(options.steps), honest(options.rounds)):
+        print(json.dumps(row))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the network: an iteration against a bare TLS socket, idle clients, and reconnecting.
 
-    python -m benchmarks.network [iteration | idle ...] [--clients N] [--small] [--json]
+    python -m benchmarks.network [iteration | idle ...] [--clients N] [--small]
 
 Everything is on loopback with mutual TLS. The two sides of a ratio are measured in turns within
 one run, so that a busy machine disturbs both alike.
@@ -38,7 +38,6 @@ def main() -> None:
         "--clients", type=int, default=1000, help="of `idle`; 5000 needs `ulimit -n 20000`"
     )
     parser.add_argument("--small", action="store_true", help="few clients, once: does it run?")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     for name in options.names:
         if name not in BENCHMARKS:
@@ -47,10 +46,7 @@ def main() -> None:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context) as worker:
             result = worker.submit(measure, name, options).result()
-        if options.json:
-            print(json.dumps({"benchmark": f"network_{name}", **result}))
-        else:
-            print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in result.items()))
+        print(json.dumps({"benchmark": f"network_{name}", **result}))
 
 
 if __name__ == "__main__":

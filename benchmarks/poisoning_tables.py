@@ -1,7 +1,7 @@
 """The tables of docs/poisoning.md, from results/poisoning; `python -m benchmarks.result_tables` writes them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -35,16 +35,22 @@ def points_lost(clients: int) -> dict[str, dict[str, list[float]]]:
     return {attack: by_rule for (attack, _), by_rule in losses(outcomes(clients)).items()}
 
 
-def fleets() -> str:
-    losses = {clients: points_lost(clients) for clients in FLEETS}
-    columns = [(rule, clients) for rule in (SERVED, "mean") for clients in FLEETS]
-    rows = [
-        (f"`{attack}`", *(spread(losses[clients][attack][rule]) for rule, clients in columns))
-        for attack in (NOBODY, *ATTACKS)
-    ]
-    words = {SERVED: "`serve`", "mean": "mean"}
+def by_fleet(served: str, attacks: Iterable[str], cell: Callable[[str, str, int], str]) -> str:
+    """Return a table with a ``cell`` for each attack, rule and number of clients."""
+    columns = [(rule, clients) for rule in (served, "mean") for clients in FLEETS]
+    words = {served: "`serve`", "mean": "mean"}
     head = [f"{words[rule]} {FLEETS[clients]} of {clients}" for rule, clients in columns]
+    rows = [(f"`{attack}`", *(cell(attack, *column) for column in columns)) for attack in attacks]
     return table(("attack", *head), rows)
+
+
+def fleets() -> str:
+    lost = {clients: points_lost(clients) for clients in FLEETS}
+    return by_fleet(
+        SERVED,
+        (NOBODY, *ATTACKS),
+        lambda attack, rule, clients: spread(lost[clients][attack][rule]),
+    )
 
 
 @cache
@@ -97,16 +103,12 @@ def usual_cases() -> dict[str, dict[int, dict[str, list[float]]]]:
 
 
 def network() -> str:
-    columns = [(rule, clients) for rule in ("serve", "mean") for clients in FLEETS]
-    rows = [
-        (f"`{attack}`", *(network_cell(cells.get(clients, {}), rule) for rule, clients in columns))
-        for attack, cells in sorted(
-            usual_cases().items(), key=lambda item: [*ATTACKS].index(item[0])
-        )
-    ]
-    words = {"serve": "`serve`", "mean": "mean"}
-    head = [f"{words[rule]} {FLEETS[clients]} of {clients}" for rule, clients in columns]
-    return table(("attack", *head), rows)
+    usual = usual_cases()
+    return by_fleet(
+        "serve",
+        [attack for attack in ATTACKS if attack in usual],
+        lambda attack, rule, clients: network_cell(usual[attack].get(clients, {}), rule),
+    )
 
 
 def network_others() -> str:

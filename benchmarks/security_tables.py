@@ -19,6 +19,7 @@ from semisfl.settings.policy import Policy, read_policy
 
 LEAKAGE = Path("results/leakage/leakage.json")
 POLICIES = Path("results/leakage/policies.json")
+"""Runs with the policies that are shipped, and attacks on them."""
 PICTURE = Path("docs/leakage-tradeoff.png")
 POINTS = {
     "plain": "nothing",
@@ -38,15 +39,14 @@ POINTS = {
 }
 
 
-def leaks(folder: str) -> dict[str, Any]:
-    one: dict[str, Any] = _all_leaks()[folder]
-    return one
-
-
 @cache
-def _all_leaks() -> dict[str, Any]:
-    """Return what `semisfl leakage` wrote, by the name of its run."""
-    measured: dict[str, Any] = json.loads(LEAKAGE.read_text(encoding="utf-8"))
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def leaks(folder: str) -> dict[str, Any]:
+    """Return what `semisfl leakage` wrote about the run of this name."""
+    measured: dict[str, Any] = _read(LEAKAGE)[folder]
     return measured
 
 
@@ -137,13 +137,6 @@ def cifar10_noise() -> str:
     return table(("trained with", "accuracy", *ATTACKED), rows)
 
 
-@cache
-def _policies() -> dict[str, Any]:
-    """Return the runs and the attacks on the policies that are shipped."""
-    policies: dict[str, Any] = json.loads(POLICIES.read_text(encoding="utf-8"))
-    return policies
-
-
 TRIED = {
     "supervised": "no devices at all",
     "plain": "no policy, or `open.toml`",
@@ -158,7 +151,7 @@ def policy_cost() -> str:
     strict, rows = read_policy(Path("policies/strict.toml")), []
     noises = {"n14-u01": 0.01, "n14-u03": strict.update_noise}
     for point, words in TRIED.items():
-        accuracy = [run["accuracy"] for run in _policies()["runs"] if run["point"] == point]
+        accuracy = [run["accuracy"] for run in _read(POLICIES)["runs"] if run["point"] == point]
         bits = "0" if point == "supervised" else "no bound"
         if point in noises:
             policy = strict.model_copy(update={"update_noise": noises[point]})
@@ -190,7 +183,7 @@ def policy_attacks() -> str:
             "no bound" if row["bits_per_image"] is None else f"{row['bits_per_image']:.0f}",
             *attacked(row),
         )
-        for row in _policies()["leakage"]["features"]
+        for row in _read(POLICIES)["leakage"]["features"]
     ]
     return table(("cut", "policy", "bits per use", *ATTACKED), rows)
 
@@ -205,7 +198,7 @@ def solved_uploads() -> str:
             f"{row['rebuilt']:,} of {row['inputs']:,}",
             f"{row['correlation']:.2f}",
         )
-        for row in _policies()["leakage"]["uploads"]
+        for row in _read(POLICIES)["leakage"]["uploads"]
     ]
     return table(("cut", "policy", "server", "bits", "inputs rebuilt", "correlation"), rows)
 

@@ -11,7 +11,6 @@ on a machine that also carries all its clients. Everything is on loopback with m
 import argparse
 import json
 import logging
-import multiprocessing
 import queue
 import random
 import resource
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.loopback import authority, connected, free_port, resident
+from benchmarks.loopback import PROCESSES, authority, connected, free_port, resident
 from semisfl.data import partition, sources
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
@@ -45,7 +44,6 @@ from semisfl.runs import start
 from semisfl.runs.sinks import Observed
 from semisfl.settings.config import Config, parse
 
-PROCESSES = multiprocessing.get_context("fork")
 CROWDS = 2
 LABELED = 40
 
@@ -324,17 +322,13 @@ def main() -> None:
     parser.add_argument("--active", type=int, help="of them in a round; one case only")
     parser.add_argument("--rounds", type=int, default=Case.rounds)
     parser.add_argument("--dying", type=float, default=Case.dying, help="share of all, each round")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cases = [(options.active or min(Case.active, options.clients), options.rounds)]
     if options.active is None:
         cases.append((options.clients, 3))
     for active, rounds in cases:
         result = measure(Case(options.clients, active, rounds, options.dying))
-        if options.json:
-            print(json.dumps({"benchmark": "training_clients", **result}), flush=True)
-        else:
-            print(", ".join(f"{key} {value}" for key, value in result.items()), flush=True)
+        print(json.dumps({"benchmark": "training_clients", **result}), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ TINY = ("clients.active=2", "clients.steps=1", "clients.batch=4", "server.steps=
 
 
 def network(*names: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "benchmarks.network", *names, "--small", "--json"]
+    command = [sys.executable, "-m", "benchmarks.network", *names, "--small"]
     done = processes.run(command, timeout=200)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -12,7 +12,7 @@ from tests import processes
 def test_clients_that_die_and_return_cost_no_round() -> None:
     sizes = {"clients": 15, "active": 6, "rounds": 2, "dying": 0.2}
     options = [f"--{name}={value}" for name, value in sizes.items()]
-    command = [sys.executable, "-m", "benchmarks.training_clients", *options, "--json"]
+    command = [sys.executable, "-m", "benchmarks.training_clients", *options]
     done = processes.run(command, timeout=500)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
