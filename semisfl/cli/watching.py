@@ -111,21 +111,12 @@ def exported(
         yield lambda fleet: []
         return
     _require("metrics", "starlette", "uvicorn", "prometheus_client")
-    from semisfl.watch.exporter import Exporter, Gate
+    from semisfl.watch.exporter import Exporter
 
     with _port("--metrics", listen, token_file, certs) as serve:
 
         def tell(fleet: "NetworkFleet") -> list["Sink"]:
-            gate = Gate(
-                # Not `fleet.present`: a device that is not drawn for some rounds is here too.
-                present=lambda: sum(device.since is not None for device in fleet.devices()),
-                enrolled=lambda: len(fleet.roster.index),
-                needed=fleet.config.network.quorum,
-                waiting=lambda: fleet.waiting.state is not None,
-                ready=lambda: not fleet.waiting.draining,
-                events=lambda: fleet.device_log.events,
-            )
-            exporter = Exporter(gate)
+            exporter = Exporter(fleet)
             console.say(f"metrics on {serve(exporter.app)}metrics")
             return [exporter]
 

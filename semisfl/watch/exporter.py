@@ -1,9 +1,8 @@
 """Export a run's metrics to Prometheus: a sink that keeps the latest, and the page that answers scrapes."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,30 +17,17 @@ from semisfl.runs.declared import metrics_of, undeclared
 from semisfl.watch.app import probes
 
 if TYPE_CHECKING:
+    from semisfl.net.server.fleet import NetworkFleet
     from semisfl.runs.sinks import RunInfo
 
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True)
-class Gate:
-    """The numbers that the exporter reads from a fleet at every scrape."""
-
-    present: Callable[[], int]
-    enrolled: Callable[[], int]
-    needed: int
-    waiting: Callable[[], bool]
-    ready: Callable[[], bool]
-    """Whether devices may come: not while the server is drained."""
-    events: Callable[[], Mapping[str, int]]
-    """How often devices came (``here``), went (``gone``), were ``left_out`` or ``refused``."""
-
-
 class Exporter:
-    """A sink whose `app` answers Prometheus."""
+    """A sink whose `app` answers Prometheus, also about the devices of ``fleet``."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, fleet: "NetworkFleet") -> None:
+        self._fleet = fleet
         self._metrics: RoundMetrics | None = None
         self._declared: dict[str, Declared] = {}
         self._accuracy: dict[str, float] = {}
@@ -71,23 +57,32 @@ class Exporter:
         def answer(request: Request) -> Response:
             return Response(generate_latest(self._registry), media_type=CONTENT)
 
-        routes = [Route("/metrics", answer, methods=["GET"]), *probes(self._gate.ready)]
+        routes = [Route("/metrics", answer, methods=["GET"]), *probes(self._ready)]
         return Starlette(routes=routes)
+
+    def _ready(self) -> bool:
+        """Return whether devices may come: not while the server is drained."""
+        return not self._fleet.waiting.draining
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; the registry calls this once per scrape."""
-        metrics, events = self._metrics, self._gate.events()
-        yield _gauge("semisfl_rounds_done", "rounds that are done, of all restarts", self._done)
-        yield _gauge("semisfl_rounds_planned", "rounds that the run has", self._planned)
-        yield _gauge(
+        metrics, fleet, events = self._metrics, self._fleet, self._fleet.device_log.events
+        # Not `fleet.present`: a device that is not drawn for some rounds is here too.
+        present = sum(device.since is not None for device in fleet.devices())
+        done = "rounds that are done, of all restarts"
+        yield GaugeMetricFamily("semisfl_rounds_done", done, self._done)
+        yield GaugeMetricFamily("semisfl_rounds_planned", "rounds that the run has", self._planned)
+        yield GaugeMetricFamily(
             "semisfl_last_round_timestamp_seconds",
             "when one ended; before the first since the start, when that was",
             self._ended_at,
         )
-        yield _gauge("semisfl_clients_present", "devices that are here", self._gate.present())
-        yield _gauge("semisfl_clients_enrolled", "devices that have a place", self._gate.enrolled())
-        yield _gauge("semisfl_clients_needed", "network.quorum", self._gate.needed)
-        yield _gauge("semisfl_waiting", "1 while no round can begin", self._gate.waiting())
+        enrolled, waiting = len(fleet.roster.index), fleet.waiting.state is not None
+        yield GaugeMetricFamily("semisfl_clients_present", "devices that are here", present)
+        yield GaugeMetricFamily("semisfl_clients_enrolled", "devices that have a place", enrolled)
+        quorum = fleet.config.network.quorum
+        yield GaugeMetricFamily("semisfl_clients_needed", "network.quorum", quorum)
+        yield GaugeMetricFamily("semisfl_waiting", "1 while no round can begin", waiting)
         for event, name, description in (
             ("refused", "semisfl_refusals", "devices not let in, or disconnected"),
             ("left_out", "semisfl_left_out", "times that a device was left out of a round"),
@@ -115,7 +110,8 @@ class Exporter:
             if key.startswith(LOSS):
                 loss.add_metric([key.removeprefix(LOSS)], value)
             elif about.prometheus is not None and not key.startswith(ACCURACY_OF):
-                yield _gauge(about.prometheus, f"last round: {about.meaning}", value)
+                description = f"last round: {about.meaning}"
+                yield GaugeMetricFamily(about.prometheus, description, value)
         yield loss
         sent = CounterMetricFamily(
             "semisfl_sent_bytes",
@@ -126,8 +122,3 @@ class Exporter:
             kind, _, direction = name.rpartition("_")
             sent.add_metric([kind, direction], size)
         yield sent
-
-
-def _gauge(name: str, description: str, value: Any) -> GaugeMetricFamily:
-    """Return a gauge, without a sample where there is no value."""
-    return GaugeMetricFamily(name, description, value=value)

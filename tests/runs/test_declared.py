@@ -13,11 +13,12 @@ from semisfl.metrics import MethodMetrics, RoundMetrics, declared
 from semisfl.runs import grouping, plots
 from semisfl.runs.declared import metrics_of, own_metrics
 from semisfl.runs.start import train
-from semisfl.watch.exporter import Exporter, Gate
+from semisfl.watch.exporter import Exporter
 from semisfl.watch.views import Runs
 from tests import toy
 from tests.packages import imported_anew, install_package
 from tests.toy import own
+from tests.watch.test_exporter import FLEET
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 DECLARATION = PAGE.partition("# mypackage/metrics.py\n")[2].partition("```")[0]
@@ -55,7 +56,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def trained(path: Path) -> str:
     """Train the package's method with every sink, and return what Prometheus would read."""
-    exporter = Exporter(Gate(lambda: 0, lambda: 0, 0, lambda: False, lambda: True, dict))
+    exporter = Exporter(FLEET)
     settings = toy.values("mine", "rounds=2", 'sinks=["tensorboard"]')
     train(settings, out=path, sinks=[exporter], **own())
     return generate_latest(exporter._registry).decode()

@@ -14,7 +14,7 @@ from semisfl.cli.watching import exported
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.watch.address import Address, serving
-from semisfl.watch.exporter import Exporter, Gate
+from semisfl.watch.exporter import Exporter
 from tests import toy
 from tests.net.harness import network, tiny
 from tests.watch.test_app import TOKEN, ask
@@ -23,8 +23,18 @@ PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="
 EVENTS = {"here": 5, "refused": 2, "left_out": 1}
 
 
+FLEET: Any = SimpleNamespace(
+    devices=lambda: [SimpleNamespace(since=since) for since in (0.0, 1.0, 2.0, None)],
+    roster=SimpleNamespace(index=range(4)),
+    config=SimpleNamespace(network=SimpleNamespace(quorum=5)),
+    waiting=SimpleNamespace(state="waiting", draining=True),
+    device_log=SimpleNamespace(events=EVENTS),
+)
+"""A server with three of four devices that waits for a fifth, and is drained."""
+
+
 def exporter(first: int = 0) -> Exporter:
-    made = Exporter(Gate(lambda: 3, lambda: 4, 5, lambda: True, lambda: False, lambda: EVENTS))
+    made = Exporter(FLEET)
     made.start(RunInfo(toy.values("semisfl", "rounds=9"), first, None))
     return made
 
