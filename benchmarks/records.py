@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from semisfl.paper.document import table_lines
 from semisfl.runs.grouping import Group, Run, read_run
 from semisfl.runs.reading import SUFFIX
 from semisfl.runs.report import Summary, summarise
@@ -17,8 +18,7 @@ UNKNOWN = "–"
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(text + ["| " + " | ".join(line) + " |" for line in lines])
+    return "\n".join(table_lines(head, lines))
 
 
 def run(name: str) -> Run:

@@ -72,6 +72,7 @@ def serve(
     from semisfl.cli import one_run
     from semisfl.cli.signals import StopSignals
     from semisfl.costs import needs
+    from semisfl.costs.about_images import AboutImages
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import run_log, start
     from semisfl.runs.directory import RunDirectory
@@ -104,7 +105,8 @@ def serve(
         data = load_images(str(labeled), options)
         check_classes(data)
         if not resume:
-            needs.check_server(options, data, place, device)
+            images = AboutImages(data.shape, len(data.classes), 0.0)  # the devices bring theirs
+            needs.check(options.in_fleet("network"), images, place, device)
         arguments: start.Arguments = {
             "data": data,
             "device": device,

@@ -107,12 +107,6 @@ def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
         )
 
 
-def check_server(config: Config, data: Dataset, place: Path, device: str) -> None:
-    """Do as `check` for a server whose clients bring their own images."""
-    images = AboutImages(data.shape, len(data.classes), 0.0)
-    check(config.in_fleet("network"), images, place, device)
-
-
 def free_on(device: str) -> int | None:
     """Return the free bytes of the GPU, or of this machine; None if the system does not say."""
     if _on_cpu(device):

@@ -4,12 +4,18 @@
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from semisfl.settings.config import ConfigError
 
 BEGIN = re.compile(r"^<!-- semisfl reproduce (\S+) -->$", re.MULTILINE)
+
+
+def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]
 
 
 def names_in(text: str, file: Path) -> list[str]:

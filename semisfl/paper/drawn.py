@@ -236,16 +236,7 @@ def _boxes(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours
 
 def _holders(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours) -> None:
     """Draw each client's share of every class as a heat map."""
-    import numpy as np
-
-    divided = holders(part.cells[0])
-    counts = np.stack(
-        [
-            np.bincount(divided.labels[images], minlength=len(divided.classes))
-            for images in divided.partition.clients
-        ],
-        axis=1,
-    )
+    counts = holders(part.cells[0]).counts
     share = counts / counts.sum(axis=0)
     image = axes.imshow(share, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0, vmax=1)
     axes.figure.colorbar(image, ax=axes, label="share of a client's images")

@@ -5,7 +5,7 @@ from statistics import median
 
 import numpy as np
 
-from semisfl.data.partition import Partition, split
+from semisfl.data.partition import split
 from semisfl.paper.grid import Cell
 from semisfl.settings.catalog import DATA
 
@@ -16,24 +16,20 @@ MOST = 0.9
 
 @dataclass(frozen=True)
 class Holders:
-    """A partition, the label of every image, and the names of the classes."""
+    """How many images of each class every client has."""
 
-    partition: Partition
-    labels: np.ndarray
-    classes: tuple[str, ...]
+    counts: np.ndarray
+    """[class, client]"""
 
     @property
     def sizes(self) -> list[int]:
         """Return the number of images of each client, the smallest first."""
-        return sorted(len(images) for images in self.partition.clients)
+        return sorted(self.counts.sum(0).tolist())
 
     @property
     def main_classes(self) -> float:
         """Return the median number of classes that make up 90 % of a client's images."""
-        return median(
-            _needed(np.bincount(self.labels[images], minlength=len(self.classes)))
-            for images in self.partition.clients
-        )
+        return median(map(_needed, self.counts.T))
 
 
 def _needed(counts: np.ndarray) -> int:
@@ -61,4 +57,5 @@ def holders(cell: Cell) -> Holders:
         seed=config.seed,
         classes=classes,
     )
-    return Holders(partition, labels, tuple(f"class {number}" for number in range(classes)))
+    counts = [np.bincount(labels[images], minlength=classes) for images in partition.clients]
+    return Holders(np.stack(counts, axis=1))

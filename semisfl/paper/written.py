@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from semisfl.paper.document import table_lines
 from semisfl.paper.grid import METHODS, Exhibit, Part, Value
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import MEASURES, Measure, rounded
@@ -93,19 +94,14 @@ def table(part: Part, cells: Sequence[Measured]) -> list[str]:
     legend = "here"
     if any(cell.result.cell.paper for cell in cells):
         legend += " / paper / difference"
-    lines = [
-        f"**{part.title}**: {legend}",
-        "",
-        f"| {part.rows} | {' | '.join(columns)} |",
-        "|---|" + "---|" * len(columns),
-    ]
+    lines = []
     for row in rows:
         there = [places.get((row, column)) for column in columns]
         method = next(cell.result.cell.method for cell in there if cell)
         mark = "\\*" if note_of(method) else ""
         texts = [cell_text(cell, measure, mixed) if cell else "" for cell in there]
-        lines.append(f"| {row}{mark} | {' | '.join(texts)} |")
-    return lines
+        lines.append([row + mark, *texts])
+    return [f"**{part.title}**: {legend}", "", *table_lines([part.rows, *columns], lines)]
 
 
 def cell_text(one: Measured, measure: Measure, name_rounds: bool) -> str:
@@ -155,16 +151,14 @@ def _difference(ours: float, paper: float, digits: int) -> str:
 
 def holders_table(one: Exhibit) -> list[str]:
     """Return a table of how unevenly images are divided among clients, with seed 0."""
-    lines = [
-        "| distribution | fewest images of a client | median | most | classes that make 90 % of a client's images, median |",
-        "|---|---|---|---|---|",
-    ]
+    lines = []
     for part in one.parts:
         divided = holders(part.cells[0])
         sizes = divided.sizes
         numbers = (sizes[0], median(sizes), sizes[-1], divided.main_classes)
-        lines.append(f"| {part.title} | {' | '.join(f'{number:,g}' for number in numbers)} |")
-    return lines
+        lines.append([part.title, *(f"{number:,g}" for number in numbers)])
+    head = ("distribution", "fewest images of a client", "median", "most")
+    return table_lines((*head, "classes that make 90 % of a client's images, median"), lines)
 
 
 # --- the runs behind the numbers -------------------------------------------------------------------
@@ -180,13 +174,8 @@ def _behind(parts: Parts, beside: Path) -> list[str]:
                 sources[paths] = _source(one, beside)
     if not sources:
         return []
-    headings = ("behind these numbers", "rounds", "seeds", "data", "runs")
-    return [
-        f"| {' | '.join(headings)} |",
-        "|---|" + "---|" * (len(headings) - 1),
-        *(f"| {' | '.join(source)} |" for source in sources.values()),
-        "",
-    ]
+    head = ("behind these numbers", "rounds", "seeds", "data", "runs")
+    return [*table_lines(head, sources.values()), ""]
 
 
 def _source(one: Measured, beside: Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.grouping import Group, find_runs, group_runs, read_run
+from semisfl.runs.preset_changes import flat
 from semisfl.runs.report import Summary, summarise
 from semisfl.runs.sweeps import PLAIN, Sweep, Variant, grid
 from semisfl.settings import config as configs
@@ -137,13 +138,10 @@ def _status(config: Config, path: Path) -> Status:
 
 
 def _difference(there: Config, here: Config) -> str:
-    for key in configs.known_keys(type(here)):
-        pair: list[Any] = [there, here]
-        for name in key.split("."):
-            pair = [getattr(section, name) for section in pair]
-        if pair[0] != pair[1]:
-            return f"{key} = {pair[0]} there, {pair[1]} here"
-    raise AssertionError("the configurations are the same")
+    """Return the first setting that differs, with both values."""
+    theirs, ours = flat(there.model_dump()), flat(here.model_dump())
+    key = next(key for key in ours if theirs.get(key) != ours[key])
+    return f"{key} = {theirs.get(key)} there, {ours[key]} here"
 
 
 def run_in_turn(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:

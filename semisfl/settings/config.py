@@ -150,8 +150,8 @@ class Config(Section):
             if type(section := getattr(self, name)) is kind:
                 return section
         raise ConfigError(
-            f"{self.method} asks for {kind.__name__}, which its entry does not name as settings; give its class "
-            "a catalog entry that does, as the attribute row"
+            f"{self.method} asks for {kind.__name__}, which its catalog entry does not name as settings; set settings "
+            "in the attribute `entry` of its class"
         )
 
 

@@ -60,8 +60,13 @@ def listed_pictures(images: Pictures, *, follow_links: bool = True) -> ListedPic
         images = torch.from_numpy(np.ascontiguousarray(images))
     if isinstance(images, Tensor):
         return images
-    several = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
-    return pictures.listed(several, follow_links=follow_links)
+    single: list[Picture] = []
+    for picture in [images] if isinstance(images, str | os.PathLike | Image.Image) else images:
+        if isinstance(picture, Image.Image):
+            single.append(picture)
+        else:
+            single += pictures.files_of([picture], follow_links=follow_links)
+    return single
 
 
 def predictions(

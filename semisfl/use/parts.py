@@ -75,11 +75,6 @@ def input_of(model: Classifier, part: Part, images: Tensor) -> Tensor:
     return images if INPUTS[part] == "images" else model.features(images)
 
 
-def output_of(model: Classifier, part: Part, images: Tensor) -> Tensor:
-    """Return the original model's output for uint8 ``images``."""
-    return model.features(images) if part == "bottom" else model.probabilities(images)
-
-
 def example(model: Classifier, part: Part) -> Tensor:
     """Return an input of two rows: with one, an exporter would fix the batch size."""
     if INPUTS[part] == "features":

@@ -15,8 +15,8 @@ from torch import Tensor
 from semisfl.data import folder, unreadable
 from semisfl.data.decode import GREY_MODES, open_image, pixels_of
 from semisfl.data.large import shrunk
+from semisfl.models.shapes import Shape
 
-Shape = tuple[int, int, int]
 Picture = str | os.PathLike[str] | Image.Image
 """A file, or an image that Pillow has opened."""
 CHUNK = 64
@@ -53,17 +53,6 @@ def files_of(places: Iterable[str | os.PathLike[str]], *, follow_links: bool = T
             )
         files += inside
     return files
-
-
-def listed(pictures: Iterable[Picture], *, follow_links: bool = True) -> list[Picture]:
-    """Return the pictures, with each folder replaced by the images in it, as `files_of` does."""
-    single: list[Picture] = []
-    for picture in pictures:
-        if isinstance(picture, Image.Image):
-            single.append(picture)
-        else:
-            single += files_of([picture], follow_links=follow_links)
-    return single
 
 
 class Batch(NamedTuple):
