@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
@@ -55,18 +55,6 @@ PIECE = 1 << 12
 
 
 @dataclass(frozen=True)
-class Compared:
-    method: str
-    round: int
-    measured: float
-    virtual: float
-
-    @property
-    def error(self) -> float:
-        return self.virtual / self.measured - 1
-
-
-@dataclass(frozen=True)
 class GivenLinks(World):
     """Return every device's configured connection in every round."""
 
@@ -93,7 +81,7 @@ def settings(method: str, rounds: int) -> Config:
     )
 
 
-def compare(method: str, rounds: int, speed: float) -> list[Compared]:
+def compare(method: str, rounds: int, speed: float) -> list[dict[str, Any]]:
     """Return the seconds of each round but the first, real and virtual; ``speed``: GFLOP/s of this machine."""
     data = sources.load("digits")
     few = replace(
@@ -129,10 +117,13 @@ def compare(method: str, rounds: int, speed: float) -> list[Compared]:
         world = GivenLinks(Range(1, 1), Range(1, 1), LATENCY, profile)
         recorded = read_run(place / "run")
         virtual = replay(recorded, world).seconds
-        return [
-            Compared(method, row.round, row.seconds_training or 0.0, seconds)
-            for row, seconds in zip(recorded.rounds, virtual, strict=True)
-        ][1:]
+        compared = []
+        for metrics, seconds in zip(recorded.rounds, virtual, strict=True):
+            measured = metrics.seconds_training or 0.0
+            error = seconds / measured - 1
+            numbers = {"measured": measured, "virtual": seconds, "error": error}
+            compared.append({"method": method, "round": metrics.round, **numbers})
+        return compared[1:]
 
 
 def write_images(data: Dataset, number: int, place: Path) -> None:
@@ -234,7 +225,7 @@ def measure(methods: Sequence[str], rounds: int) -> dict[str, Any]:
         "links_mbps": LINKS,
         "latency": LATENCY,
         "gflops": speed,
-        "rounds": [asdict(one) | {"error": one.error} for one in rows],
+        "rounds": rows,
         "load": os.getloadavg()[0],
     }
 

@@ -86,7 +86,7 @@ def _print_rounds(result: dict[str, Any]) -> None:
                 str(entry["clients"]),
                 str(entry["active"]),
                 f"{entry['seconds_a_round']:.3f}",
-                f"{entry.get('peak_gib', 0):.2f}",
+                f"{entry['peak_gib']:.2f}",
             )
         console.out.print(grown)
 

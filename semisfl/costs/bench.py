@@ -77,7 +77,7 @@ def extrapolated(few: tuple[int, float], more: tuple[int, float], steps: int) ->
 
 
 def growth(device: str) -> list[dict[str, Any]]:
-    """Return the memory of cifar10 by the total number of clients, and its time by that of active ones."""
+    """Return a GPU's memory for cifar10 by the total number of clients, and its time by that of active ones."""
     rows = []
     for total, active in ((10, 10), (100, 10), (1000, 10), (100, 20), (100, 40), (100, 80)):
         timed = Timed(
@@ -85,14 +85,9 @@ def growth(device: str) -> list[dict[str, Any]]:
             DATA["cifar10"].shape,
             device,
         )
-        row: dict[str, Any] = {
-            "clients": total,
-            "active": active,
-            "seconds_a_round": median(timed.rounds(3)),
-        }
-        if device.startswith("cuda"):
-            row["peak_gib"] = timed.peak_gib
-        rows.append(row)
+        seconds = median(timed.rounds(3))
+        numbers = {"seconds_a_round": seconds, "peak_gib": timed.peak_gib}
+        rows.append({"clients": total, "active": active, **numbers})
         del timed
     return rows
 

@@ -58,17 +58,13 @@ def load(name: str) -> Profile:
     """Return a profile of the package by name, or one from a file: FILE.toml, or FILE.toml:NAME."""
     path, _, section = name.partition(".toml")
     if path == name:
-        return _profile(_own(), name, "")
+        file = resources.files("semisfl.costs") / "profiles.toml"
+        return _profile(tomllib.loads(file.read_text(encoding="utf-8")), name, "")
     place, section = Path(f"{path}.toml"), section.removeprefix(":")
     profiles = {key: value for key, value in read(place).items() if isinstance(value, dict)}
     if not section and len(profiles) == 1:
         section = next(iter(profiles))
     return _profile(profiles, section, f"{place}:")
-
-
-def _own() -> dict[str, Any]:
-    file = resources.files("semisfl.costs") / "profiles.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _profile(profiles: dict[str, Any], name: str, where: str) -> Profile:

@@ -33,7 +33,7 @@ class Line:
 
 
 def estimate(
-    left: Sequence[Missing],
+    runs: Sequence[Missing],
     file: Path,
     *,
     measure: bool,
@@ -42,7 +42,7 @@ def estimate(
 ) -> list[Line]:
     """Return one line per preset and method; with ``measure``, time what ``file`` lacks and add it there."""
     groups: dict[tuple[str, str], list[Missing]] = {}
-    for one in left:
+    for one in runs:
         groups.setdefault((one.cell.preset, one.config.method), []).append(one)
     speeds = _read(file, must=not measure, device=device)
     if unknown := [key for key in groups if key not in speeds]:
@@ -55,14 +55,11 @@ def estimate(
             say(f"timing {key[0]} {key[1]}")
             speeds[key] = _measured(*key, device)
             _write(file, speeds, device)
-    return [
-        Line(preset, method, len(group), sum(map(_rounds_left, group)), speeds[preset, method])
-        for (preset, method), group in groups.items()
-    ]
-
-
-def _rounds_left(one: Missing) -> int:
-    return one.config.rounds - len(read_rounds(one.path, dict))
+    lines = []
+    for (preset, method), group in groups.items():
+        left = sum(one.config.rounds - len(read_rounds(one.path, dict)) for one in group)
+        lines.append(Line(preset, method, len(group), left, speeds[preset, method]))
+    return lines
 
 
 def _measured(preset: str, method: str, device: str) -> float:

@@ -28,6 +28,7 @@ LATENCY, PROFILE = 0.005, "jetson-mix"
 """Assumptions about the paper's testbed: seconds per message, and the profile of its devices."""
 
 Points = list[tuple[float, float]]
+Curve = Callable[[Sequence[RoundMetrics]], Points]
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,6 @@ class Measure:
     of: Callable[[Run, Cell], float | str]
     """Returns the number, or the reason why a finished run has none."""
     digits: int = 1
-
-
-def _last(key: str, scale: float = 1.0) -> Callable[[Run, Cell], float | str]:
-    """Return a reader of the last value of a metric."""
-
-    def read(run: Run, cell: Cell) -> float | str:
-        values = [value for one in run.rounds if (value := getattr(one, key)) is not None]
-        return scale * values[-1] if values else UNKNOWN
-
-    return read
 
 
 def _rounds_to_target(run: Run, cell: Cell) -> list[RoundMetrics] | None:
@@ -100,20 +91,10 @@ def _median_steps(run: Run, cell: Cell) -> float | str:
     return median(steps) if steps else UNKNOWN
 
 
-def _last_share(run: Run, cell: Cell) -> float | str:
-    shares = semi_faster_share(run.rounds)
-    return shares[-1][1] if shares else "too few rounds"
-
-
-def _last_loss(run: Run, cell: Cell) -> float | str:
-    losses = total_loss(run.rounds)
-    return losses[-1][1] if losses else UNKNOWN
-
-
 # --- curves ---------------------------------------------------------------------------------------
 
 
-def column(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
+def column(key: str) -> Curve:
     """Return a reader of one metric over the rounds that have it."""
 
     def points(rounds: Sequence[RoundMetrics]) -> Points:
@@ -133,7 +114,7 @@ def total_loss(rounds: Sequence[RoundMetrics]) -> Points:
     ]
 
 
-def falls(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
+def falls(key: str) -> Curve:
     """Return a reader of how far the mean loss falls from each period to the next."""
 
     def points(rounds: Sequence[RoundMetrics]) -> Points:
@@ -164,7 +145,19 @@ def semi_faster_share(rounds: Sequence[RoundMetrics]) -> Points:
     ]
 
 
-CURVES: dict[str, tuple[str, Callable[[Sequence[RoundMetrics]], Points]]] = {
+def _last(
+    curve: Curve, scale: float = 1.0, none: str = UNKNOWN
+) -> Callable[[Run, Cell], float | str]:
+    """Return a reader of the last value of a curve; ``none``: the reason if it has no point."""
+
+    def read(run: Run, cell: Cell) -> float | str:
+        points = curve(run.rounds)
+        return scale * points[-1][1] if points else none
+
+    return read
+
+
+CURVES: dict[str, tuple[str, Curve]] = {
     "accuracy": ("test accuracy (%)", column("accuracy")),
     "loss_semi": ("semi-supervised loss", column("loss_semi")),
     "loss_supervised": ("supervised loss", column("loss_supervised")),
@@ -174,17 +167,17 @@ CURVES: dict[str, tuple[str, Callable[[Sequence[RoundMetrics]], Points]]] = {
     "semi_faster_share": ("R_h", semi_faster_share),
 }
 MEASURES = {
-    "accuracy": Measure("test accuracy (%)", _last("accuracy")),
+    "accuracy": Measure("test accuracy (%)", _last(column("accuracy"))),
     "hours": Measure("virtual hours", _hours),
     "gigabytes": Measure("GB", _gigabytes),
-    "mask_rate": Measure("mask rate (%)", _last("mask_rate", 100)),
-    "impurity": Measure("impurity (%)", _last("impurity", 100)),
+    "mask_rate": Measure("mask rate (%)", _last(column("mask_rate"), 100)),
+    "impurity": Measure("impurity (%)", _last(column("impurity"), 100)),
     "equilibrium": Measure("rounds", _equilibrium, digits=0),
     "supervised_steps": Measure("median K_s", _median_steps, digits=0),
-    "loss_semi": Measure("loss", _last("loss_semi"), digits=3),
-    "loss_supervised": Measure("loss", _last("loss_supervised"), digits=3),
-    "loss": Measure("loss", _last_loss, digits=3),
-    "semi_faster_share": Measure("R_h", _last_share, digits=2),
+    "loss_semi": Measure("loss", _last(column("loss_semi")), digits=3),
+    "loss_supervised": Measure("loss", _last(column("loss_supervised")), digits=3),
+    "loss": Measure("loss", _last(total_loss), digits=3),
+    "semi_faster_share": Measure("R_h", _last(semi_faster_share, none="too few rounds"), digits=2),
 }
 
 

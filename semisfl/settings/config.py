@@ -191,16 +191,19 @@ def built_in_sections() -> dict[str, type[Section]]:
 
 
 def _class_for(values: Mapping[str, Any]) -> type[Config]:
-    name = values.get("method", Config.model_fields["method"].default)
     robust = values.get("robust", {})
     kind = type(robust) if isinstance(robust, RobustConfig) else RobustConfig
     if isinstance(robust, Mapping):
         kind = class_for(robust)
+    return config_class(_method_in(values), kind)
+
+
+def _method_in(values: Mapping[str, Any]) -> NamedMethod | None:
+    name = values.get("method", Config.model_fields["method"].default)
     try:
-        chosen = lookup.method(name) if isinstance(name, str) else None
+        return lookup.method(name) if isinstance(name, str) else None
     except ConfigError:  # the field reports it, with whatever else is wrong
-        chosen = None
-    return config_class(chosen, kind)
+        return None
 
 
 def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Config:
@@ -235,17 +238,13 @@ def _without_own_view(values: dict[str, Any]) -> dict[str, Any]:
 
     Runs that say it and runs that do not are then the same.
     """
-    name, server = values.get("method", Config.model_fields["method"].default), values.get("server")
-    try:
-        own = lookup.method(name).labeled_view if isinstance(name, str) else None
-    except ConfigError:  # the field reports it
-        own = None
-    if not isinstance(server, Mapping) or own is None or server.get("labeled_view") != own:
+    method, server = _method_in(values), values.get("server")
+    if method is None or not isinstance(server, Mapping):
         return values
-    return {
-        **values,
-        "server": {key: value for key, value in server.items() if key != "labeled_view"},
-    }
+    if server.get("labeled_view") != method.labeled_view:
+        return values
+    others = {key: value for key, value in server.items() if key != "labeled_view"}
+    return {**values, "server": others}
 
 
 def _without_others(

@@ -51,6 +51,13 @@ class Group(Generic[Entry]):
         point = self.points().get(name)
         return self._load(point) if point else None
 
+    def named(self, name: str, setting: str) -> Entry:
+        """Return the entry of the name that ``setting`` has; raise `ConfigError` if it is not known."""
+        if (entry := self.find(name)) is None:
+            known = ", ".join(self.names())
+            raise ConfigError(f"{setting} = {name!r} is not known; use one of {known}")
+        return entry
+
     def all(self) -> dict[str, Entry]:
         """Return the entries by name. One that cannot be loaded is left out, with a warning."""
         entries = dict(self.own)
@@ -196,17 +203,11 @@ def _as_method(loaded: Any, place: str) -> NamedMethod:
 
 
 def codec(name: str) -> NamedCodec:
-    if (entry := CODECS.find(name)) is not None:
-        return entry
-    raise ConfigError(f"codec = {name!r} is not known; use one of {', '.join(CODECS.names())}")
+    return CODECS.named(name, "codec")
 
 
 def aggregate(name: str) -> NamedAggregate:
-    if (entry := AGGREGATES.find(name)) is not None:
-        return entry
-    raise ConfigError(
-        f"robust.aggregate = {name!r} is not known; use one of {', '.join(AGGREGATES.names())}"
-    )
+    return AGGREGATES.named(name, "robust.aggregate")
 
 
 # --- sinks --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Presets, which are functions that return the values of a `Config`, and variants, which change them."""
+"""Presets, which are functions that return the values of a `Config`, and variants, which return changes to them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -101,84 +101,67 @@ PRESETS: dict[str, Callable[[], Values]] = {
 def as_published_code(values: Values) -> Values:
     """Every choice in which the paper and its published code differ, as in the code."""
     data = values.get("data", {}).get("name")
-    return merge(
-        values,
-        {
-            "server": {
-                "pretrain_rounds": 20 if data == "image100" else 0,
-                "labeled_view": "weak" if data == "svhn" else "none",
-            },
-            "teacher": {"warmup": True},
-            "controller": {"kind": "normalised"},
-            "semisfl": {
-                "queue": "single",
-                "own_key": True,
-                "confidence_rule": ">=",
-                "server_pass": "joint",
-                "client_teacher": "frozen",
-            },
+    return {
+        "server": {
+            "pretrain_rounds": 20 if data == "image100" else 0,
+            "labeled_view": "weak" if data == "svhn" else "none",
         },
-    )
+        "teacher": {"warmup": True},
+        "controller": {"kind": "normalised"},
+        "semisfl": {
+            "queue": "single",
+            "own_key": True,
+            "confidence_rule": ">=",
+            "server_pass": "joint",
+            "client_teacher": "frozen",
+        },
+    }
 
 
 def as_in_paper(values: Values) -> Values:
     """The same choices as the paper's text and equations have them."""
-    return merge(
-        values,
-        {
-            "teacher": {"warmup": False},
-            "controller": {"kind": "raw"},
-            "semisfl": {
-                "queue": "two_level",
-                "own_key": False,
-                "confidence_rule": ">",
-                "server_pass": "in_turn",
-                "client_teacher": "ema",
-            },
-            "server": {"pretrain_rounds": 0, "labeled_view": "none"},
+    return {
+        "teacher": {"warmup": False},
+        "controller": {"kind": "raw"},
+        "semisfl": {
+            "queue": "two_level",
+            "own_key": False,
+            "confidence_rule": ">",
+            "server_pass": "in_turn",
+            "client_teacher": "ema",
         },
-    )
+        "server": {"pretrain_rounds": 0, "labeled_view": "none"},
+    }
 
 
 def fedmatch_original(values: Values) -> Values:
     """FedMatch's weights as its authors publish them (tuned for their network and plain SGD at 1e-3)."""
-    return merge(
-        values,
-        {
-            "method": "fedmatch",
-            "optimizer": {
-                "lr": 1e-3,
-                "lr_min": 1e-3,
-                "momentum": 0.0,
-                "weight_decay": 0.0,
-            },
-            "fedmatch": {
-                "confidence_threshold": 0.85,
-                "lambda_s": 10.0,
-                "lambda_i": 1e-2,
-                "lambda_a": 1e-2,
-                "lambda_l2": 10.0,
-                "lambda_l1": 1e-5,
-                "keep_helpers": False,
-            },
+    return {
+        "method": "fedmatch",
+        "optimizer": {"lr": 1e-3, "lr_min": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
+        "fedmatch": {
+            "confidence_threshold": 0.85,
+            "lambda_s": 10.0,
+            "lambda_i": 1e-2,
+            "lambda_a": 1e-2,
+            "lambda_l2": 10.0,
+            "lambda_l1": 1e-5,
+            "keep_helpers": False,
         },
-    )
+    }
 
 
 def frontier(values: Values) -> Values:
     """SemiSFL beyond its paper: labels corrected by what each client holds, and a sixth of the bytes per round."""
-    return merge(
-        values,
-        {
-            "semisfl": {"client_teacher": "ema", "align": "client"},
-            "wire": {
-                "student_features": "int4",
-                "teacher_features": "int4",
-                "gradients": "int4",
-                "models": "int8",
-            },
+    return {
+        "semisfl": {"client_teacher": "ema", "align": "client"},
+        "wire": {
+            "student_features": "int4",
+            "teacher_features": "int4",
+            "gradients": "int4",
+            "models": "int8",
         },
-    )
+    }
 
 
 VARIANTS: dict[str, Callable[[Values], Values]] = {
@@ -212,7 +195,7 @@ def values_of(name: str) -> Values:
     for variant in variants:
         if variant not in VARIANTS:
             raise ConfigError(f"variant {variant!r} is not known; known: {', '.join(VARIANTS)}")
-        values = VARIANTS[variant](values)
+        values = merge(values, VARIANTS[variant](values))
     return values
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from semisfl.files import open_file, parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.preset_changes import changes, flat
 from semisfl.runs.reading import read_config
@@ -198,9 +197,6 @@ class Followed:
             return min((file.stat().st_mtime_ns for file in self.path.iterdir()), default=0)
         except OSError:
             return 0
-
-    def settings(self) -> dict[str, str]:
-        return {key: str(value) for key, value in flatten(self.config).items()}
 
     def preset(self) -> tuple[str, dict[str, Any]] | None:
         """Return the nearest preset, and its values of the settings that this run changed."""

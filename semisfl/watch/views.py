@@ -148,11 +148,10 @@ class Runs:
         for key, followed in self._followed.items():
             with followed.lock:
                 followed.look()
-                answer[key] = followed.settings()
+                answer[key] = _as_text(followed.config)
                 if (preset := followed.preset()) is not None:
                     name, changed = preset
-                    changed = {key: str(value) for key, value in flatten(changed).items()}
-                    presets[key] = {"name": name, "changed": changed}
+                    presets[key] = {"name": name, "changed": _as_text(changed)}
         return {"runs": answer, "presets": presets}
 
     def everything(self) -> Plain:
@@ -225,6 +224,10 @@ def _summary(followed: Followed) -> Plain:
         "seconds": standing.seconds,
         "network": config.get("fleet", {}).get("kind") == "network",
     }
+
+
+def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in flatten(values).items()}
 
 
 def _integer(config: Mapping[str, Any], section: str, key: str, default: int) -> int:
