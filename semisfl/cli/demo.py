@@ -5,8 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -60,20 +59,20 @@ def demo_network(place: Path, signals: StopSignals, *, device: str, quiet: bool)
             shutil.rmtree(place, ignore_errors=True)
 
 
-@contextmanager
-def _server(settings: Config, place: Path, device: str, stop: StopFlag) -> Iterator[start.Run]:
+def _server(
+    settings: Config, place: Path, device: str, stop: StopFlag
+) -> AbstractContextManager[start.Run]:
     certs.make_authority(place / "certs")
     certs.make_server(place / "certs", ["localhost", "127.0.0.1"])
     _write_images(settings, place)
-    with start.begin(
+    return start.begin(
         settings,
         out=place / "run",
         data=load_images(str(place / "labeled"), settings),
         device=device,
         stop=stop,
         network=NetworkOptions("127.0.0.1:0", place / "certs"),
-    ) as run:
-        yield run
+    )
 
 
 def _device(name: str, place: Path, fleet: NetworkFleet) -> subprocess.Popen[bytes]:

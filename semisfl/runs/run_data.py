@@ -37,8 +37,13 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
         return data, passed
     partition = divide(config, data)
     check_clients(config, partition)
-    if data.clients is not None and config.fleet.kind != "network":
-        _warn_of_unused(data, partition)
+    folders = data.clients is not None and config.fleet.kind != "network"
+    if folders and (unused := partition.unused(len(data.labels))):
+        log.warning(
+            "%d training images are not used: data.labeled = %d, and folders say what clients hold",
+            unused,
+            len(partition.labeled),
+        )
     return data, partition
 
 
@@ -159,15 +164,6 @@ def _unlabeled(data: Dataset) -> ConfigError:
         f"{data.name} holds no labelled images; a folder needs train/<class>/* and test/<class>/*, "
         "a CSV file a label in some lines"
     )
-
-
-def _warn_of_unused(data: Dataset, partition: Partition) -> None:
-    if unused := partition.unused(len(data.labels)):
-        log.warning(
-            "%d training images are not used: data.labeled = %d, and folders say what clients hold",
-            unused,
-            len(partition.labeled),
-        )
 
 
 def divide(config: Config, data: Dataset) -> Partition:

@@ -7,26 +7,11 @@ loads torch. Models have a table of their own (`semisfl.models.zoo`).
 Other packages add entries through entry points, which `semisfl.settings.lookup` finds; docs/extending.md says how.
 """
 
-from semisfl.settings.entries import (
-    NamedAggregate,
-    NamedCodec,
-    NamedData,
-    NamedMethod,
-    NamedSink,
-)
-
-__all__ = [
-    "AGGREGATES",
-    "CODECS",
-    "DATA",
-    "METHODS",
-    "SINKS",
-    "NamedAggregate",
-    "NamedCodec",
-    "NamedData",
-    "NamedMethod",
-    "NamedSink",
-]
+from semisfl.settings.entries import NamedAggregate as NamedAggregate
+from semisfl.settings.entries import NamedCodec as NamedCodec
+from semisfl.settings.entries import NamedData as NamedData
+from semisfl.settings.entries import NamedMethod as NamedMethod
+from semisfl.settings.entries import NamedSink as NamedSink
 
 MODELS = ("cnn", "alexnet", "vgg13", "vgg16", "resnet18", "wrn-28-2")
 """Names of the models, whose tables are in `semisfl.models.zoo`."""

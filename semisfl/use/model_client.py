@@ -230,11 +230,7 @@ class ModelClient:
 
 def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
     network.bottom.eval().requires_grad_(False)
-
-    def run(images: Tensor) -> Tensor:
-        return torch.cat(list(outputs(network.bottom, images, normalizer)))
-
-    return run
+    return lambda images: torch.cat(list(outputs(network.bottom, images, normalizer)))
 
 
 def _one_by_one(bottom: Bottom) -> Bottom:

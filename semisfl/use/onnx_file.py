@@ -30,7 +30,7 @@ def write(
         import onnxruntime  # noqa: F401  # the written file is run and checked afterwards
         import onnxscript  # noqa: F401
     batch = torch.export.Dim("batch", min=1)
-    with _quiet():
+    with _quiet("torch.onnx"):
         program = torch.onnx.export(
             module,
             (example,),
@@ -46,21 +46,24 @@ def write(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings of missing packages and of its own deprecations."""
-    exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
-    exporter.setLevel(logging.ERROR)
+def _quiet(logger: str | None) -> Iterator[None]:
+    """Silence warnings of missing packages and deprecations, and advice; None: the root logger."""
+    chatty = logging.getLogger(logger)
+    level = chatty.level
+    chatty.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        exporter.setLevel(level)
+        chatty.setLevel(level)
 
 
 def quantize(path: Path, inputs: Tensor) -> None:
-    """Replace a file by its int8 form; ``inputs`` calibrate the range of each layer's values."""
+    """Replace a file by its int8 form; ``inputs`` calibrate the range of each layer's values.
+
+    A file of its own stays beside it, for the caller to remove.
+    """
     with needs_onnx():
         from onnxruntime import quantization
         from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -72,10 +75,7 @@ def quantize(path: Path, inputs: Tensor) -> None:
             return next(batches, None)
 
     prepared = path.with_suffix(".prepared.onnx")
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # it logs advice through the root logger
-    try:
+    with _quiet(None):
         # ONNX's own shape inference suffices for these layers. Where the symbolic one (for transformers)
         # fails, some versions stop and leave files in the working directory.
         quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
@@ -88,9 +88,6 @@ def quantize(path: Path, inputs: Tensor) -> None:
             weight_type=quantization.QuantType.QInt8,
             activation_type=quantization.QuantType.QUInt8,
         )
-    finally:
-        root.setLevel(level)
-        prepared.unlink(missing_ok=True)
 
 
 def _reads_others(message: Any) -> bool:
