@@ -1,16 +1,14 @@
 """Compare clients spread over the ranks of torchrun with the same clients in one process, in one run.
 
-    torchrun --nproc-per-node N -m benchmarks.cluster [--json FILE]
+    torchrun --nproc-per-node N -m benchmarks.cluster
 
 Each iteration is the fleet's part of a step: features from every active client, gradients back, a
-step of every bottom. Rank 0 measures both; while it measures one process, which then has as many threads
+step of every bottom. Rank 0 measures both and prints JSON; while it measures one process, which then has as many threads
 as all ranks together, the others wait.
 """
 
-import argparse
 import json
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -90,9 +88,6 @@ def measure(ranks: Ranks, active: int, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
     ranks = Ranks.join(torch.device("cpu"))
     if ranks.rank > 0:
         for _ in ACTIVE:
@@ -101,20 +96,8 @@ def main() -> None:
         return
     measured = [measure(ranks, active, steps) for active, steps in ACTIVE.items()]
     ranks.leave()
-    print(f"{'active':>8}{'one process ms':>16}{f'{ranks.count} ranks ms':>14}{'faster':>8}")
-    for row in measured:
-        print(
-            f"{row['active']:>8}{row['one_process_ms']:>16.1f}{row['cluster_ms']:>14.1f}"
-            f"{row['times_faster']:>7.2f}x"
-        )
-    if arguments.json:
-        result = {
-            "ranks": ranks.count,
-            "batch": BATCH,
-            "threads_a_rank": torch.get_num_threads(),
-            "rows": measured,
-        }
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    about = {"ranks": ranks.count, "batch": BATCH, "threads_a_rank": torch.get_num_threads()}
+    print(json.dumps({**about, "rows": measured}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Measure split inference: milliseconds and bytes per image for every cut, on two connections.
+"""Measure split inference: milliseconds and bytes per image for every cut, on two connections, as JSON.
 
-    python -m benchmarks.inference [--models cnn,cnn@96,alexnet] [--images 30] [--json]
+    python -m benchmarks.inference [--models cnn,cnn@96,alexnet] [--images 30]
 
 The server has a process of its own and the device is in this one, with a thread each, mutual TLS and one
 image at a time. Two ways without a cut are measured too: the whole model on the device, which sends nothing,
@@ -231,20 +231,12 @@ def measure(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
     return [{"model": name, "input": "x".join(map(str, model.shape)), **row} for row in rows]
 
 
-def text_of(row: dict[str, Any]) -> str:
-    what = f"{row['model']:8} {row['cut']:16} {row.get('codec', ''):5}"
-    sent = f"{row['bytes_up']:>9,} B up {row['bytes_down']:>5,} B down"
-    times = (f"{link} {row[link]['fastest_ms']:8.2f} ms" for link in ("loopback", "4_mbit"))
-    return f"{what} {sent}  {'  '.join(times)}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", default="cnn,cnn@96", help="of `semisfl list`, @SIDE of images")
     parser.add_argument("--images", type=int, default=30)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -258,15 +250,10 @@ def main() -> None:
         certs.make_authority(folder / "certs")
         certs.make_server(folder / "certs", ["localhost"])
         certs.make_client(folder / "certs", "device")
-        rows = []
-        for name in options.models.split(","):
-            measured = measure(name, options.images, folder)
-            rows += measured
-            if not options.json:
-                print("\n".join(map(text_of, measured)), flush=True)
-    if options.json:
-        about = {"images": options.images, "cores": os.cpu_count(), "load": os.getloadavg()[1]}
-        print(json.dumps({"benchmark": "inference", **about, "rows": rows}, indent=1))
+        names = options.models.split(",")
+        rows = [row for name in names for row in measure(name, options.images, folder)]
+    about = {"images": options.images, "cores": os.cpu_count(), "load": os.getloadavg()[1]}
+    print(json.dumps({"benchmark": "inference", **about, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Compare the in-process fleet with the plain twin (one module and one optimiser per client), in one run.
 
-    python -m benchmarks.twin [--json] [--rounds N]
+    python -m benchmarks.twin [--rounds N]
 
-Both train the same rounds of SemiSFL on the same images, by turns. Times are of steps alone:
+Both train the same rounds of SemiSFL on the same images, by turns. Prints JSON. Times are of steps alone:
 drawing and augmenting images is left out on both sides.
 """
 
@@ -85,23 +85,13 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")
     arguments = parser.parse_args()
     if arguments.rounds < 2:
         parser.error("--rounds must be at least 2: the first one only warms up")
     results = {name: measure(name, arguments.rounds) for name in arguments.case or CASES}
-    if arguments.json:
-        print(json.dumps(results, indent=2))
-        return
-    print(f"{'case':<14}{'phase':<14}{'fleet ms':>10}{'twin ms':>10}{'images/s':>10}{'faster':>8}")
-    for name, phases in results.items():
-        for phase, row in phases.items():
-            print(
-                f"{name:<14}{phase:<14}{row['fleet_ms']:>10.2f}{row['twin_ms']:>10.2f}"
-                f"{row['fleet_images_a_second']:>10.0f}{row['times_faster']:>7.2f}x"
-            )
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":
