@@ -3,14 +3,13 @@
 Every function takes the path of either. `semisfl.runs.record` writes records. Loads nothing that trains.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from semisfl.files import open_file, parse_json, read_json
 from semisfl.metrics.round_metrics import Damaged
-from semisfl.settings.plain_values import put
+from semisfl.settings.plain_values import put, read
 from semisfl.settings.retired import modernised
 from semisfl.settings.sections import ConfigError
 
@@ -62,7 +61,10 @@ def read_config(path: Path) -> Values:
         record = _record(path)
         file, values = path, _nested(record["as_in_preset"] | record["settings"], path)
     else:
-        file, values = path / "config.toml", _toml(path)
+        file = path / "config.toml"
+        if not file.is_file():
+            raise no_run(str(path))
+        values = read(file)
     if missing := [key for key in ("method", "rounds") if key not in values]:
         raise ValueError(f"{file} is no run's configuration: it has no {missing[0]}")
     for kind, (keys, name) in KINDS.items():
@@ -155,15 +157,6 @@ def _record(path: Path) -> Values:
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     return dict(record)
-
-
-def _toml(path: Path) -> Values:
-    try:
-        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
 
 
 def _description(checkpoint: Path) -> Values:

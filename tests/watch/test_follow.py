@@ -95,7 +95,7 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
             r"seed = \[1\] is no whole",
         ),
         ("config.toml", 'method = "semisfl"\nrounds = 3\nclients.total = inf\n', None),
-        ("config.toml", f"rounds = {'[' * 5000}", "config.toml is damaged"),
+        ("config.toml", f"rounds = {'[' * 5000}", "config.toml is not TOML"),
         ("metrics.jsonl", '["round"]\n', "it has no round"),
         ("metrics.jsonl", '{"round": 0, "accuracy": "50"}\n', "its accuracy is '50'"),
         ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": "x"}}\n', "damaged"),
@@ -211,7 +211,7 @@ def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Pat
     by_name = {run["name"]: run for run in runs.listing()["runs"]}
     labels = [by_name[name]["label"] for name in "abc"]
     assert labels[0] == labels[1] and labels[2] == "SemiSFL optimizer.lr=0.5"
-    assert "config.toml is damaged" in by_name["d"]["problem"] and by_name["a"]["problem"] is None
+    assert "config.toml is not TOML" in by_name["d"]["problem"] and by_name["a"]["problem"] is None
     settings = runs.settings()["runs"]
     assert settings[by_name["c"]["id"]]["optimizer.lr"] == "0.5"
 
