@@ -51,7 +51,7 @@ def summed(members: list[Run], target: float | None = None) -> Summary:
 
 def accuracies(members: Iterable[Run]) -> list[float]:
     """Return each run's accuracy after its last round."""
-    return [one.tested[-1].accuracy or 0.0 for one in members]
+    return [one.accuracy for one in members]
 
 
 def on_test(members: Iterable[Run]) -> list[float]:

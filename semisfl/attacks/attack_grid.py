@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from semisfl.attacks.poisoned_fleet import attackers_of, poisoned_fleet
-from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, stamped
+from semisfl.attacks.poisoning import ATTACKS, TARGET, stamped
 from semisfl.engine.inference import outputs
 from semisfl.files import append_whole
 from semisfl.runs import checkpoint
@@ -127,7 +127,7 @@ def run_grid(
     for number, job in enumerate(left, 1):
         assert data is not None
         config = under(values, job)
-        attack = attack_named(next(iter(ATTACKS)) if job.attack == NOBODY else job.attack)
+        attack = ATTACKS[next(iter(ATTACKS)) if job.attack == NOBODY else job.attack]
         experiment = assemble(
             config,
             data,

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.base import Features, State
-from semisfl.settings.config import ConfigError
 
 TARGET = 0
 """The class to which a backdoor leads."""
@@ -237,13 +236,6 @@ ATTACKS = {
         ),
     )
 }
-
-
-def attack_named(name: str) -> Attack:
-    """Return a known attack."""
-    if name not in ATTACKS:
-        raise ConfigError(f"attack {name!r} is not known; use one of {', '.join(ATTACKS)}")
-    return ATTACKS[name]
 
 
 def stamped(images: Tensor, white: float) -> Tensor:

@@ -10,11 +10,10 @@ import typer
 
 from semisfl.cli import drawing, plan_report
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, finite, values_of
-from semisfl.costs import PAPER_DOWN, PAPER_UP
+from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
 from semisfl.files import save_picture
 
 if TYPE_CHECKING:
-    from semisfl.costs.clock import World
     from semisfl.costs.plan import Plan
     from semisfl.settings.config import Config
 
@@ -44,7 +43,6 @@ DeviceProfile = Annotated[
         help="How fast devices compute: jetson-mix, jetson-tx2, phone, wire-only (no computing), or a file.",
     ),
 ]
-LATENCY, PROFILE = 5.0, "jetson-mix"
 
 
 def plan(
@@ -80,6 +78,7 @@ def plan(
     """
     from semisfl.costs import about_images
     from semisfl.costs import plan as plans
+    from semisfl.costs.clock import World
     from semisfl.runs.compare import choose_methods
     from semisfl.settings import config as configs
 
@@ -88,7 +87,7 @@ def plan(
     config = configs.parse(values)
     chosen = choose_methods(methods) if methods is not None else None
     held = about_images.planned(config)
-    world = world_of(uplink, downlink, latency, profile, config.seed)
+    world = World.of(uplink, downlink, latency, profile, config.seed)
     if devices is not None:
         plan_report.print_server(_crowd(values, devices, active), held, world, json_)
         return
@@ -128,14 +127,6 @@ def _crowd(values: dict[str, Any], devices: int, active: int | None) -> "Config"
 
     some = [] if active is None else [f"clients.active={active}"]
     return parse(override(values, [f"clients.total={devices}", *some]))
-
-
-def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int) -> "World":
-    from semisfl.costs import profiles
-    from semisfl.costs.clock import Range, World
-
-    up, down = Range.parse(uplink, "--uplink"), Range.parse(downlink, "--downlink")
-    return World(up, down, latency / 1000, profiles.load(profile), seed)
 
 
 def _only(proposed: "Plan", methods: Sequence[str]) -> "Plan":

@@ -10,16 +10,8 @@ import typer
 
 from semisfl.cli import console, drawing
 from semisfl.cli.options import AllowMethod, Json, Target
-from semisfl.cli.planning import (
-    LATENCY,
-    PROFILE,
-    DeviceProfile,
-    Downlink,
-    Latency,
-    Uplink,
-    world_of,
-)
-from semisfl.costs import PAPER_DOWN, PAPER_UP
+from semisfl.cli.planning import DeviceProfile, Downlink, Latency, Uplink
+from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
 from semisfl.files import save_picture
 
 if TYPE_CHECKING:
@@ -54,6 +46,7 @@ def replay(
 
     Nothing is trained: accuracies are the recorded ones, so the accuracy lost to a codec is not simulated.
     """
+    from semisfl.costs.clock import World
     from semisfl.costs.replay import replay as replay_run
     from semisfl.runs import grouping, report
     from semisfl.settings import lookup
@@ -62,7 +55,7 @@ def replay(
         console.check_file(out)
     if codec is not None:
         lookup.codec(codec)
-    world = world_of(uplink, downlink, latency, profile, 0)
+    world = World.of(uplink, downlink, latency, profile)
     results = []
     for group in grouping.group_runs(grouping.find_runs(runs)):
         replays = [replay_run(run, world, codec) for run in group.runs]

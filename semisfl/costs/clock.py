@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from semisfl import seeds
-from semisfl.costs.profiles import Device, Profile
+from semisfl.costs.profiles import Device, Profile, load
 from semisfl.settings.sections import ConfigError
 
 MEGABIT = 1e6 / 8
@@ -61,6 +61,12 @@ class World:
     """Seconds that every message takes besides its bytes."""
     profile: Profile
     seed: int = 0
+
+    @classmethod
+    def of(cls, uplink: str, downlink: str, latency: float, profile: str, seed: int = 0) -> "World":
+        """Return the world of a command's options; ``latency`` is in milliseconds."""
+        up, down = Range.parse(uplink, "--uplink"), Range.parse(downlink, "--downlink")
+        return cls(up, down, latency / 1000, load(profile), seed)
 
     def described(self, profile: str) -> str:
         """Return the connections and devices in two sentences; ``profile`` is the name given to them."""

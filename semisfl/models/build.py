@@ -24,11 +24,6 @@ def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
     """Return a model by its name or from a table, not yet cut."""
     if not isinstance(model, str):
         return modules_of(model, shape, classes)
-    if model not in MODELS:
-        raise ValueError(
-            f"model.name = {model!r} is not known; known: {', '.join(MODELS)}; "
-            "or give model.layers a table of your own"
-        )
     try:
         return modules_of(MODELS[model].table(), shape, classes)
     except ValueError as error:

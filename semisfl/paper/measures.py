@@ -24,8 +24,6 @@ CALM_ROUNDS, CALM_VARIANCE = 50, 0.01
 """The paper's equilibrium: the loss has less than this variance over so many successive rounds."""
 
 UNKNOWN, NEVER = "not recorded", "not reached"
-LATENCY, PROFILE = 0.005, "jetson-mix"
-"""Assumptions about the paper's testbed: seconds per message, and the profile of its devices."""
 
 Points = list[tuple[float, float]]
 Curve = Callable[[Sequence[RoundMetrics]], Points]
@@ -71,11 +69,10 @@ def _hours(run: Run, cell: Cell) -> float | str:
 @cache
 def paper_world() -> "World":
     """Return the paper's connection speeds, with the assumed latency and devices."""
-    from semisfl.costs import PAPER_DOWN, PAPER_UP, profiles
-    from semisfl.costs.clock import Range, World
+    from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
+    from semisfl.costs.clock import World
 
-    up, down = (Range.parse(text, "connection") for text in (PAPER_UP, PAPER_DOWN))
-    return World(up, down, LATENCY, profiles.load(PROFILE))
+    return World.of(PAPER_UP, PAPER_DOWN, LATENCY, PROFILE)
 
 
 def _equilibrium(run: Run, cell: Cell) -> float | str:

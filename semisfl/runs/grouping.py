@@ -53,6 +53,13 @@ class Run:
     def tested(self) -> list[RoundMetrics]:
         return [metrics for metrics in self.rounds if metrics.accuracy is not None]
 
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy of its last test; only a tested run has one."""
+        accuracy = self.tested[-1].accuracy
+        assert accuracy is not None
+        return accuracy
+
 
 @dataclass(frozen=True)
 class Group:

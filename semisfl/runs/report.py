@@ -68,9 +68,6 @@ def accuracy_of(kinds: Iterable[str]) -> str:
 
 def summarise(group: Group, target: float | None = None) -> Summary:
     """Return the means of a group; with ``target``, also the cost of reaching that accuracy."""
-    last = [
-        [one.accuracy for one in run.rounds if one.accuracy is not None][-1] for run in group.runs
-    ]
     return Summary(
         label=group.label,
         method=group.method,
@@ -79,7 +76,7 @@ def summarise(group: Group, target: float | None = None) -> Summary:
         remark=group.remark,
         rounds=max(run.rounds[-1].round + 1 for run in group.runs),
         judged_on=group.judged_on,
-        accuracy=Spread.of(last),
+        accuracy=Spread.of([run.accuracy for run in group.runs]),
         test=_at_the_end(group),
         best=Spread.of([Standing.after(run.rounds).best or 0.0 for run in group.runs]),
         bytes=_mean([run.rounds[-1].bytes_total for run in group.runs]),
@@ -89,12 +86,10 @@ def summarise(group: Group, target: float | None = None) -> Summary:
 
 
 def _at_the_end(group: Group) -> Spread | None:
-    last = [run.tested[-1] for run in group.runs]
     if group.judged_on == "test":
-        measured = [one.accuracy for one in last]
-    else:
-        measured = [one.test_accuracy for one in last]
-    known = [accuracy for accuracy in measured if accuracy is not None]
+        return Spread.of([run.accuracy for run in group.runs])
+    last = [run.tested[-1].test_accuracy for run in group.runs]
+    known = [accuracy for accuracy in last if accuracy is not None]
     return Spread.of(known) if len(known) == len(last) else None
 
 

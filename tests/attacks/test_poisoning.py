@@ -13,7 +13,6 @@ from semisfl.attacks.poisoning import (
     TARGET,
     Attack,
     Known,
-    attack_named,
     poisoned_state,
     stamped,
 )
@@ -21,7 +20,7 @@ from semisfl.cli.main import main
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.settings.config import ConfigError, override
+from semisfl.settings.config import override
 from semisfl.settings.presets import values_of
 from semisfl.stopping import StopFlag
 from tests import toy
@@ -37,7 +36,7 @@ def poisoned(
 ) -> Experiment:
     data = toy.dataset()
     config = toy.values(method, "clients.active=3", "rounds=1", *assignments)
-    make = poisoned_fleet(attack_named(attack), share)
+    make = poisoned_fleet(ATTACKS[attack], share)
     return assemble(config, data, toy.partition(data), toy.network(), device="cpu", make_fleet=make)
 
 
@@ -302,8 +301,6 @@ def test_what_losses_count_from_runs_whatever_was_chosen(
 
 
 def test_each_mistake_gives_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="attack 'shouting' is not known; use one of absent"):
-        attack_named("shouting")
     for words, error in (
         (["--attacks", "shouting"], "attack 'shouting' is not known; use all or some of absent"),
         (["--rules", "vote"], "rule 'vote' is not known"),

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semisfl.attacks import poisoning
 from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
-from semisfl.attacks.poisoning import Attack, Weights, attack_named
+from semisfl.attacks.poisoning import Attack, Weights
 from semisfl.fleet.base import ClientResult
 from semisfl.fleet.block import ClientBlock
 from semisfl.net.client import member
@@ -147,7 +148,7 @@ def attacked_run(
     if attack:
         member.ClientBlock = partial(  # type: ignore[attr-defined, assignment, misc]
             ClaimingBlock,
-            attack=OTHERS.get(attack) or attack_named(attack),
+            attack=OTHERS.get(attack) or poisoning.ATTACKS[attack],
             attackers=attackers,
         )
     try:

@@ -4,10 +4,10 @@ import sys
 from functools import partial
 
 from semisfl.attacks.poisoned_fleet import PoisonedBlock
-from semisfl.attacks.poisoning import attack_named
+from semisfl.attacks.poisoning import ATTACKS
 from semisfl.cli.main import main
 from semisfl.net.client import member
 
 if __name__ == "__main__":
-    member.ClientBlock = partial(PoisonedBlock, attack=attack_named(sys.argv[1]))  # type: ignore[attr-defined, assignment, misc]
+    member.ClientBlock = partial(PoisonedBlock, attack=ATTACKS[sys.argv[1]])  # type: ignore[attr-defined, assignment, misc]
     sys.exit(main(sys.argv[2:]))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from semisfl.attacks import poisoning
 from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
-from semisfl.attacks.poisoning import attack_named
 from semisfl.cli import devices
 from semisfl.metrics import MethodMetrics
 from semisfl.net.client import member
@@ -33,7 +33,7 @@ def attacked(
 ) -> set[int]:
     """Let a share of the devices attack; return which."""
     attackers = attackers_of(config.seed, config.clients.total, share)
-    block = partial(PoisonedBlock, attack=attack_named(attack), attackers=attackers)
+    block = partial(PoisonedBlock, attack=poisoning.ATTACKS[attack], attackers=attackers)
     monkeypatch.setattr(member, "ClientBlock", block)
     return set(attackers)
 

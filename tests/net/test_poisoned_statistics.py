@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
-from semisfl.attacks.poisoning import Attack, Weights, attack_named
+from semisfl.attacks.poisoning import ATTACKS, Attack, Weights
 from semisfl.metrics import MethodMetrics
 from semisfl.net.client import member
 from semisfl.net.frames import Frame
@@ -93,7 +93,7 @@ def test_a_device_that_comes_only_in_every_other_round_to_attack(
 ) -> None:
     """It leaves in odd rounds when it is sent the bottom, and comes back for even ones."""
     config = tiny(4, rounds=6, robust=SERVED, network={"quorum": 3})
-    attacker = attacking(monkeypatch, config, attack_named("scaled_bottom"))
+    attacker = attacking(monkeypatch, config, ATTACKS["scaled_bottom"])
 
     def leave(client: Client, frame: Frame) -> None:
         if frame.kind == "split" and frame.fields["round"] % 2:

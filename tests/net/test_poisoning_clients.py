@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of, poisoned_fleet
-from semisfl.attacks.poisoning import Attack, attack_named
+from semisfl.attacks.poisoning import ATTACKS, Attack
 from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -38,14 +38,14 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
     caplog.set_level(logging.INFO, "semisfl")
     config = tiny(4, method=method, robust=LIMITED, clients={"steps": 3})
     (attacker,) = attackers_of(config.seed, 4, 0.25)
-    make = poisoned_fleet(attack_named(attack), 0.25)
+    make = poisoned_fleet(ATTACKS[attack], 0.25)
     data, partition = toy_data(4)
     simulated = assemble(config, data, partition, device="cpu", make_fleet=make)
     rows = run_rounds(simulated).rounds
     monkeypatch.setattr(
         member,
         "ClientBlock",
-        partial(PoisonedBlock, attack=attack_named(attack), attackers={attacker}),
+        partial(PoisonedBlock, attack=ATTACKS[attack], attackers={attacker}),
     )
     with network(config) as net:
         net.join_all()
