@@ -280,7 +280,9 @@ def test_a_method_is_derived_from_one_of_this_package(
     result = train(settings, data=toy.dataset(), device="cpu")
     ours = toy.values("semisfl", "rounds=1", "semisfl.temperature=0.5", *toy.FLAT)
     assert result.accuracy == train(ours, data=toy.dataset(), device="cpu").accuracy
-    with pytest.raises(ConfigError, match="other:Bare asks for SemiSFLSettings, which its entry"):
+    with pytest.raises(
+        ConfigError, match=r"other:Bare asks for SemiSFLSettings, which .* attribute `entry`"
+    ):
         train(toy.values("other:Bare", *toy.FLAT), data=toy.dataset(), device="cpu")
     with pytest.raises(
         ConfigError, match=r"other:Old is of 0\.1\.0: call its catalog entry `entry`"
