@@ -72,7 +72,7 @@ def _train(job: Job, signals: StopSignals, device: str, quiet: bool) -> bool:
     """Train a run here; return whether it reached its end."""
     title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
     if job.status == "unfinished":
-        result = one_run.carry_on(
+        result = one_run.resume(
             job.path, signals, settings=job.changed, device=device, quiet=quiet, title=title
         )
     else:

@@ -9,7 +9,7 @@ import typer
 
 from semisfl.cli import console, progress
 from semisfl.cli.signals import StopSignals
-from semisfl.costs import needs
+from semisfl.costs import about_images, needs
 from semisfl.data import holdings
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
@@ -37,7 +37,7 @@ def start(
     RunDirectory.check_free(out)
     check_simulated(config)
     data, partition = load_data(config)
-    needs.check(config, needs.about(data, partition), out, device)
+    needs.check(config, about_images.loaded(data, partition), out, device)
     with runs.begin(
         config, out=out, data=data, partition=partition, device=device, stop=signals.flag
     ) as run:
@@ -46,7 +46,7 @@ def start(
 
 
 @run_log.collected()
-def carry_on(
+def resume(
     path: Path,
     signals: StopSignals,
     *,

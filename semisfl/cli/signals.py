@@ -61,7 +61,7 @@ def noted(flag: StopFlag) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not flag.requested:
-            second.after_now()
+            second.first_came()
             flag.request()
         elif second.has_come(number):
             signal.signal(number, signal.SIG_DFL)
@@ -84,7 +84,7 @@ class _Second:
     def __init__(self) -> None:
         self._first = -math.inf
 
-    def after_now(self) -> None:
+    def first_came(self) -> None:
         self._first = time.monotonic()
 
     def has_come(self, number: int) -> bool:
@@ -138,7 +138,7 @@ class StopSignals:
             if self._second.has_come(number):
                 raise KeyboardInterrupt
             return
-        self._second.after_now()
+        self._second.first_came()
         self.flag.request()
         # In the middle of an import only note it, as `note_early` does: `running` looks at the flag.
         if not self._began and not _importing(frame):

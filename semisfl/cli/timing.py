@@ -39,9 +39,9 @@ def bench(
         return
     if out is not None:
         raise ValueError("--out writes the profile of a client; add --client, or use --json > FILE")
-    from semisfl.costs.bench import main
+    from semisfl.costs.bench import timings
 
-    result = main(device, quick, [preset] if preset else ())
+    result = timings(device, quick, [preset] if preset else ())
     if json_:
         print(json.dumps(result, indent=2))
     else:

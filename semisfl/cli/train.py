@@ -65,7 +65,7 @@ def run(
             limits = ()  # a resumed run keeps its own limits
     with StopSignals() as signals:
         if resume is not None:
-            result = one_run.carry_on(
+            result = one_run.resume(
                 resume,
                 signals,
                 settings=limits,

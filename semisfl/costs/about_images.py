@@ -3,12 +3,17 @@
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semisfl.files import read_json
 from semisfl.models.shapes import Shape
 from semisfl.runs import reading
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
+
+if TYPE_CHECKING:
+    from semisfl.data.dataset import Dataset
+    from semisfl.data.partition import Partition
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,12 @@ def _images_of(name: str) -> int:
     from semisfl.data import sources
 
     return len(sources.load(name, size=8, tested=False).images)
+
+
+def loaded(data: "Dataset", partition: "Partition") -> AboutImages:
+    """Return the facts about images that are loaded."""
+    each = {client: len(images) for client, images in enumerate(partition.clients)}
+    return AboutImages.of_each(data.shape, len(data.classes), each)
 
 
 def recorded(config: Config, path: Path) -> AboutImages:

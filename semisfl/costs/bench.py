@@ -92,7 +92,9 @@ def growth(device: str) -> list[dict[str, Any]]:
     return rows
 
 
-def main(device: str = "auto", quick: bool = False, presets: Sequence[str] = ()) -> dict[str, Any]:
+def timings(
+    device: str = "auto", quick: bool = False, presets: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return all timings; ``quick`` leaves out the baselines and the growth with the clients."""
     from semisfl.engine.hardware import Hardware
     from semisfl.runs.environment import environment

@@ -9,8 +9,6 @@ import torch
 
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
-from semisfl.data.dataset import Dataset
-from semisfl.data.partition import Partition
 from semisfl.engine.hardware import free_memory
 from semisfl.methods.sizes import Cost
 from semisfl.models.memory import FP32, amount
@@ -74,12 +72,6 @@ def _of_clients(priced: Priced) -> int:
     # All clients of a split round are in memory together; whole models may take turns.
     together = clients.active if split else 1
     return together * priced.cut.memory(clients.batch, work.copies, work.kept, whole=not split)
-
-
-def about(data: Dataset, partition: Partition) -> AboutImages:
-    """Return the facts about images that are loaded."""
-    each = {client: len(images) for client, images in enumerate(partition.clients)}
-    return AboutImages.of_each(data.shape, len(data.classes), each)
 
 
 def check(config: Config, held: AboutImages, place: Path, device: str) -> None:

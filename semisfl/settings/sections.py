@@ -23,7 +23,7 @@ LARGEST = 2**53
 
 
 class ConfigError(ValueError):
-    """A mistake in a configuration, said in one line."""
+    """Raised with one line about a mistake in a configuration."""
 
 
 def _confidence(value: Any) -> Any:
@@ -51,8 +51,8 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _say_none(cls, values: Any) -> Any:
-        """TOML has no null: a field that may be none takes the word for it."""
+    def _read_none(cls, values: Any) -> Any:
+        """Read the word none as None where a field may be None, because TOML has no null."""
         if not isinstance(values, dict):
             return values
         optional = {
@@ -67,8 +67,8 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _only_numbers_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false where a number is needed, which pydantic takes for 1 and 0, and what no array counts."""
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for a number, which pydantic reads as 1 and 0, and whole numbers above `LARGEST`."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         kinds = {*(get_args(annotation) or (annotation,))} - {NoneType}
         if isinstance(value, bool) and kinds and kinds <= {int, float}:

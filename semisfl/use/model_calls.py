@@ -37,7 +37,7 @@ class Places:
 
 
 def _come_again(reason: str) -> Refused:
-    return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; come again in a moment")
+    return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in a moment")
 
 
 async def request(context: grpc.aio.ServicerContext, silence: float) -> bytearray:

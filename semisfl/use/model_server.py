@@ -33,7 +33,7 @@ from semisfl.use.served_model import ServedModel
 
 WORKERS = 4
 MOST_CALLS, CALLS_EACH = 64, 4
-"""Under way in all, and of one device; further ones are told to come again."""
+"""Under way in all, and of one device; further ones are refused for now."""
 KEEPALIVE_SECONDS, DEAD_SECONDS = 30, 60
 """Seconds without a byte before a device is asked whether it is there, and seconds until its answer.
 A slow link may have to carry other bytes before it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.costs import needs
+from semisfl.costs import about_images, needs
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
 from semisfl.runs.directory import RunDirectory
@@ -53,7 +53,7 @@ def test_disk_is_that_of_the_checkpoints_while_the_next_one_is_written(
         (tmp_path / "run" / f"{name}.safetensors").stat().st_size
         for name in ("latest", "previous", "best")
     )
-    needed = needs.needs(config, needs.about(data, partition)).disk
+    needed = needs.needs(config, about_images.loaded(data, partition)).disk
     assert needed == pytest.approx(2 * latest + previous + best, rel=0.1)
 
 

@@ -79,7 +79,7 @@ def test_calls_per_device_are_limited(model: Classifier, authority: Path, silent
         for call in [call for call in calls if call.done()]:
             code, reason = ending(call)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "stolen has 5 calls under way" in reason and "come again" in reason
+            assert "stolen has 5 calls under way" in reason and "try again" in reason
         assert server._places.taken == {"stolen": 5}
         others_are_answered(server, model, authority)
         with pytest.raises(ValueError, match="refuses: stolen has 5 calls under way"):
