@@ -1,6 +1,6 @@
 """Compute the traffic of a recorded run by kind, direction, client and round, also with other codecs.
 
-Runs record it (``bytes_by_client``). Older files have totals only. For them it is computed from the method's
+Runs record it (``bytes_by_client``). Brief records have totals only. For them it is computed from the method's
 formula and the active clients, scaled to the recorded total, and marked as not exact.
 """
 
