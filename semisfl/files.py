@@ -1,4 +1,4 @@
-"""Write files whole or not at all, read small JSON files, save pictures, and format times."""
+"""Write files whole or not at all, read small JSON files, save pictures, format times and strange texts."""
 
 import contextlib
 import errno
@@ -66,6 +66,11 @@ def cache_folder() -> Path:
         raise ValueError(
             "this user has no home directory to cache in; set SEMISFL_CACHE to a folder"
         ) from error
+
+
+def printable(text: str) -> str:
+    """Return a text from elsewhere without control characters, which could steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def is_utf8(name: str) -> bool:

@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from semisfl.files import printable as printable
 from semisfl.files import timestamp
 
 NARROW = 70
@@ -185,11 +186,6 @@ def say(text: str, level: str = "") -> None:
     else:
         line = json.dumps({"time": timestamp(), "level": level or "info", "message": text})
     err.print(line, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """Return a name from elsewhere without control characters, which could steer the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def quoted(path: object) -> str:

@@ -75,11 +75,6 @@ def short(value: object) -> str:
     return reprlib.repr(value)
 
 
-def printable(text: str) -> str:
-    """Return what another machine sent without control characters, which could steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def listed(names: Any) -> str:
     """Return the first eight names in one line."""
     names = [str(name) for name in names]

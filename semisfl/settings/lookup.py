@@ -247,9 +247,7 @@ def load(place: str) -> Any:
     module, _, name = place.partition(":")
     try:
         loaded = importlib.import_module(module)
-    except (
-        Exception
-    ) as error:  # a module of somebody else's may fail in any way while it is imported
+    except Exception as error:  # another package's module may fail in any way
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
             f"{place!r}: {module} cannot be imported ({reason}); install its package or set PYTHONPATH"

@@ -211,11 +211,8 @@ def _settings(about: Description) -> str:
         read.pop("data.labeled", None)  # such a server uses all labelled images that it has
     try:
         preset, changed = changes(read)
-    except (
-        ConfigError,
-        KeyError,
-        AttributeError,
-    ):  # of a method that is not installed, or no run's
+    except (ConfigError, KeyError, AttributeError):
+        # The settings of a method that is not installed, or of no run.
         return "\n".join(f"- `{key} = {value}`" for key, value in read.items())
     lines = [
         f"- `{key} = {read[key]}` (preset: {'none' if before is None else before})"

@@ -61,9 +61,8 @@ def load(
             if table is None:
                 check_same(stages, name, None)
             with globally_seeded(0):
-                feature_shape(
-                    stages, shape
-                )  # lazy layers make their weights here, and become others
+                # Lazy layers make their weights here, and become others.
+                feature_shape(stages, shape)
             if table is not None:
                 check_same(stages, name, parse_layers(table))
             network = split(stages, shape, cut, "none")

@@ -9,13 +9,14 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from semisfl.files import printable
 from semisfl.fleet.codec import codec_named
 from semisfl.models.memory import FP32, footprint
 from semisfl.models.shapes import MAX_OUTPUT, Placed, Shape
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.lines import plain
 from semisfl.net.client.shown_terms import image_line, layer_lines
-from semisfl.net.headers import WireError, printable
+from semisfl.net.headers import WireError
 from semisfl.net.ranges import Range, check, check_images
 from semisfl.net.terms import placed_model
 from semisfl.settings.counts import counted

@@ -201,9 +201,8 @@ class Network:
         )
         self.fleet: NetworkFleet = self.experiment.fleet  # type: ignore[assignment]
         prefix = "" if self.certificates else "plaintext:"
-        self.fleet.roster.load_state_dict(
-            {f"{prefix}client-{i}": i for i in range(self.config.clients.total)}
-        )
+        index = {f"{prefix}client-{i}": i for i in range(self.config.clients.total)}
+        self.fleet.roster.load_state_dict({"index": index, "images": {}})
         self.fleet.open(None)
         self.port = self.fleet.port
 

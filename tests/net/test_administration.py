@@ -37,7 +37,7 @@ def administered(path: Path, count: int = 2, **how: Any) -> Iterator[tuple[Netwo
     config = tiny(count, **how.pop("config", {}))
     directory = RunDirectory.create(path, config)
     with network(config, **how) as net:
-        net.fleet.roster.load_state_dict({})
+        net.fleet.roster.load_state_dict({"index": {}, "images": {}})
         net.fleet.open(directory.path)
         yield net, directory
 

@@ -115,7 +115,7 @@ def test_the_name_of_a_device_does_not_fill_the_log_or_reach_the_terminal(
 ) -> None:
     caplog.set_level(logging.INFO, "semisfl")
     with network(tiny(1)) as net:
-        net.fleet.roster.load_state_dict({})
+        net.fleet.roster.load_state_dict({"index": {}, "images": {}})
         name = "\x1b]0;owned\x07\u202e" + "x" * 30_000
         client = Client(net.address, net.data.images[net.partition.clients[0]], name)
         net.clients[0] = client

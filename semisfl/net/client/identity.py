@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -38,13 +39,16 @@ class Target:
 
 
 def open_channel(
-    address: str, certificate: Credentials | None, options: Sequence[tuple[str, int]]
-) -> grpc.Channel:
-    """Return a channel to a server that shows the certificate; None: one in plaintext."""
+    address: str,
+    certificate: Credentials | None,
+    options: Sequence[tuple[str, int]],
+    kind: Any = grpc,
+) -> Any:
+    """Return a channel of `grpc`, or of `grpc.aio`, that shows the certificate; None: one in plaintext."""
     if certificate is None:
-        return grpc.insecure_channel(address, options)
+        return kind.insecure_channel(address, options=options)
     files = certificate.authority, certificate.key, certificate.certificate
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options)
+    return kind.secure_channel(address, grpc.ssl_channel_credentials(*files), options=options)
 
 
 class Identity:
@@ -59,11 +63,9 @@ class Identity:
 
     def channel(self, options: Sequence[tuple[str, int]]) -> grpc.aio.Channel:
         """Return a channel to the server that shows the certificate, or one in plaintext."""
-        files = self._certificate
-        if files is None:
-            return grpc.aio.insecure_channel(self._address, options=options)
-        secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
-        return grpc.aio.secure_channel(self._address, secure, options=options)
+        channel: grpc.aio.Channel
+        channel = open_channel(self._address, self._certificate, options, grpc.aio)
+        return channel
 
     def check(self) -> None:
         """Raise `Rejected` if the certificate has expired."""

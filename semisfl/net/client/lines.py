@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter
 
-from semisfl.net.headers import printable
+from semisfl.files import printable
 
 LONGEST = 280
 """Characters of a line."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from semisfl.files import printable
 from semisfl.fleet.codec import codec_named
 from semisfl.models.shapes import Placed, Shape
 from semisfl.net.client.agreement import most_begun
-from semisfl.net.headers import printable
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
 from semisfl.settings.counts import counted

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import grpc
 import grpc.aio
 
+from semisfl.files import printable
 from semisfl.fleet.consent import objections
 from semisfl.net.frames import PROTOCOL
-from semisfl.net.headers import printable
 from semisfl.net.messages import BY_POLICY, Schemas
 from semisfl.net.server.roster import Roster
 from semisfl.net.terms import Terms

@@ -262,9 +262,8 @@ class NetworkFleet:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "roster" in state:
             self.roster.load_state_dict(state["roster"])
-        self._questions.size_checks.usual = dict(
-            state.get("usual", {})
-        )  # older checkpoints have none
+        # Older checkpoints have none.
+        self._questions.size_checks.usual = dict(state.get("usual", {}))
 
     def close(self, finished: bool) -> None:
         """Say goodbye. Clients of a finished run end; others wait for the server to come back."""

@@ -118,10 +118,6 @@ class Roster:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over ``state`` in place of what is known."""
-        if not isinstance(
-            state.get("index"), Mapping
-        ):  # as files were before they held the numbers of images
-            state = {"index": state, "images": {}}
         index = {str(name): int(place) for name, place in state["index"].items()}
         places = sorted(index.values())
         if len(set(places)) < len(places) or not all(0 <= one < self.total for one in places):
