@@ -200,13 +200,14 @@ def _outcome(job: AttackRun, experiment: Experiment, rounds: Sequence[dict[str, 
 def backdoor_rate(experiment: Experiment) -> float:
     """Return the percentage of stamped test images that the model assigns to the target class."""
     others = experiment.test_images[experiment.test_labels != TARGET]
-    model = next(iter(experiment.method.tested().values()))
 
     def prepare(images: torch.Tensor) -> torch.Tensor:
         return experiment.normalizer(stamped(images, 255), experiment.hardware.dtype)
 
     with experiment.hardware.arithmetic():
-        chosen = torch.cat([logits.argmax(1) for logits in outputs(model, others, prepare)])
+        chosen = torch.cat(
+            [logits.argmax(1) for logits in outputs(experiment.model, others, prepare)]
+        )
     return 100 * float((chosen == TARGET).float().mean())
 
 

@@ -83,7 +83,7 @@ def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | Non
 
 def _network(experiment: Experiment) -> nn.Module:
     """Return the network that the run is judged by, with its two halves."""
-    model = next(iter(experiment.method.tested().values()))
+    model = experiment.model
     return model.whole() if isinstance(model, SplitModel) else model
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from semisfl.fleet.base import AbnormalValues, RoundAborted
 from semisfl.fleet.byte_counts import alike_clients
 from semisfl.metrics import RoundMetrics
@@ -64,11 +62,6 @@ class Rounds:
         """Bytes that undone attempts at this round sent."""
         self._repeated = self._history[-1].get("bytes_repeated", 0) if self._history else 0
         self._checkpoints = Checkpoints(directory, first)
-
-    @property
-    def model(self) -> nn.Module:
-        """Return the model that the run is judged by."""
-        return next(iter(self._experiment.method.tested().values()))
 
     @property
     def limit(self) -> str | None:
@@ -223,7 +216,7 @@ class Rounds:
             accuracy=tested[-1] if tested else float("nan"),
             best=self._best,
             test_accuracy=self._history[-1].get("test_accuracy") if self._history else None,
-            model=self.model,
+            model=self._experiment.model,
             rounds=self._history,
             stopped=stopped,
             stopped_by=None if stopped else self.limit,

@@ -54,6 +54,11 @@ class Experiment:
     description: Description
     holdings: Holdings
 
+    @property
+    def model(self) -> nn.Module:
+        """Return the model that the run is judged by: the first that its method tests."""
+        return next(iter(self.method.tested().values()))
+
     def evaluate(self) -> dict[str, Scores]:
         """Return the scores of each tested model, on the images that rounds are judged on."""
         return self._scores(*(self.validation or (self.test_images, self.test_labels)))
@@ -95,8 +100,7 @@ class Experiment:
                 recall_by_class=tested.recall_by_class,
                 tested_after=tested.round + 1,
             )
-        network = next(iter(self.method.tested().values()))
-        return {"description": described.as_dict(), "weights": answering_weights(network)}
+        return {"description": described.as_dict(), "weights": answering_weights(self.model)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.undo_round(state)

@@ -63,7 +63,7 @@ def run_rounds(
             try:
                 for sink in sinks:
                     sink.write(metrics)
-                ended = tell_round(callbacks, metrics, rounds.model, saved)
+                ended = tell_round(callbacks, metrics, experiment.model, saved)
             except BaseException:
                 rounds.save_now()
                 raise
