@@ -158,7 +158,8 @@ def make(
         own.by(entry, config_of(name) if config_of else config) for name, entry in entries.items()
     ]
     methods = [line for one in priced if (line := _line(one, world))]
-    split = own if _is_split(own) else replace(own, entry=lookup.method(SPLIT_METHOD))
+    is_split = own.usual is not None and own.usual.features > 0
+    split = own if is_split else replace(own, entry=lookup.method(SPLIT_METHOD))
     cuts = [_line(split.at(cut.index), world) for cut in every_cut(own.cut)]
     return Plan(config, world, [line for line in cuts if line], methods)
 
@@ -166,10 +167,6 @@ def make(
 def of_method(config: Config, held: AboutImages, world: World) -> Line | None:
     """Return the costs of the configured method at the configured cut; None if it has no formula."""
     return _line(Priced.of(config, held), world)
-
-
-def _is_split(priced: Priced) -> bool:
-    return priced.usual is not None and priced.usual.features > 0
 
 
 def _line(priced: Priced, world: World) -> Line | None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from typing import Any
 
 from semisfl.runs.labels import UNSEEN
 from semisfl.settings.config import Config
@@ -24,12 +23,9 @@ def identity(config: Config) -> str:
     if config.method == "supervised":  # only the server holds images
         del values["data"]["partition"]
     for key in LEFT_OUT:
-        _remove(values, key.split("."))
+        *sections, leaf = key.split(".")
+        table = values
+        for section in sections:
+            table = table.get(section, {})
+        table.pop(leaf, None)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _remove(values: dict[str, Any], path: list[str]) -> None:
-    *sections, leaf = path
-    for section in sections:
-        values = values.get(section, {})
-    values.pop(leaf, None)

@@ -11,7 +11,7 @@ from semisfl.paper.document import table_lines
 from semisfl.paper.grid import METHODS, Exhibit, Part, Value
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import MEASURES, Measure, rounded
-from semisfl.paper.run_index import CellRuns, IndexedRun, RunIndex
+from semisfl.paper.run_index import CellRuns, RunIndex
 from semisfl.paper.stand_ins import set_title
 from semisfl.runs.report import Spread
 from semisfl.settings.lookup import note_of
@@ -181,15 +181,14 @@ def _behind(parts: Parts, beside: Path) -> list[str]:
 def _source(one: Measured, beside: Path) -> list[str]:
     cell, result = one.result.cell, one.result
     fewer = "" if result.rounds == cell.rounds else f" of {cell.rounds:,}"
-    links = (f"[seed {indexed.config.seed}]({_link(indexed, beside)})" for indexed in result.runs)
+    links = [
+        f"[seed {run.config.seed}]({Path(os.path.relpath(run.path, beside.resolve())).as_posix()})"
+        for run in result.runs
+    ]
     name = cell.row if cell.target is not None else f"{cell.row}, {cell.column}"
     data = result.data or set_title(cell.preset)
     seeds = str(len(result.runs))
     return [name, f"{result.rounds:,}{fewer}", seeds, data, ", ".join(links)]
-
-
-def _link(indexed: IndexedRun, beside: Path) -> str:
-    return Path(os.path.relpath(indexed.path, beside.resolve())).as_posix()
 
 
 def data_notes(cells: Sequence[Measured]) -> list[str]:

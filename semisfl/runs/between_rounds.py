@@ -47,8 +47,9 @@ class Rounds:
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
         self._best_by = experiment.config.runtime.best_by
-        self._highest = self._highest_before()
-        """The highest value of the measure that `runtime.best_by` names, of good rounds."""
+        good = (line for line in self._history if not line.get("diverged"))
+        self._highest = max((line.get(self._best_by, -1.0) for line in good), default=-1.0)
+        """The highest value of the measure that `runtime.best_by` names, of good rounds; -1 before the first."""
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
         self._advice = Advice(experiment.config, len(experiment.description.classes))
         for line in self._history:  # their warnings were logged then
@@ -194,11 +195,6 @@ class Rounds:
         if improved:
             self._checkpoints.keep_best(self._model_state())
         return self.save_now() if due else []
-
-    def _highest_before(self) -> float:
-        key = self._best_by
-        good = (line for line in self._history if key in line and not line.get("diverged"))
-        return max((line[key] for line in good), default=-1.0)  # 0 % is better than no test
 
     def save_now(self) -> list[Path]:
         """Write the state after the last round if the latest checkpoint has another; return the files written."""

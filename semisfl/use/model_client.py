@@ -138,7 +138,8 @@ class ModelClient:
 
         Copies are kept by what they hold, so that no server can replace another one's.
         """
-        cached = _cache_file(digest)
+        name = "".join(letter if letter.isalnum() else "-" for letter in digest)
+        cached = cache_folder() / f"bottom-{name[:64]}.safetensors"
         with contextlib.suppress(CheckpointError, KeyError):
             kept = dict(checkpoint.read(cached)["bottom"])
             # A server may describe other layers than those weights have.
@@ -235,8 +236,3 @@ def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
 
 def _one_by_one(bottom: Bottom) -> Bottom:
     return lambda images: torch.cat([bottom(image) for image in images.split(1)])
-
-
-def _cache_file(digest: str) -> Path:
-    name = "".join(letter if letter.isalnum() else "-" for letter in digest)
-    return cache_folder() / f"bottom-{name[:64]}.safetensors"

@@ -110,14 +110,11 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def _wait(self, seconds: float) -> None:
             self._stop_waiting()
-            self._waiting = self.loop.call_later(seconds, self._give_up)
+            self._waiting = self.loop.call_later(seconds, self.transport.abort)
 
         def _stop_waiting(self) -> None:
             if self._waiting is not None:
                 self._waiting.cancel()
                 self._waiting = None
-
-        def _give_up(self) -> None:
-            self.transport.abort()
 
     return Impatient
