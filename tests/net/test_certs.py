@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import socket
 import ssl
@@ -209,6 +210,30 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     makers["clients/a/client.key"](overwrite=True)
     certs.load_client_credentials(tmp_path, "a")
     assert [entry.name for entry in certs.listing(tmp_path)].count("a") == 2
+
+
+@pytest.mark.parametrize("make", [certs.make_client, certs.renew_client])
+def test_two_commands_at_once_leave_one_certificate_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]
+) -> None:
+    certs.make_authority(tmp_path)
+    renews = make is certs.renew_client
+    if renews:
+        certs.make_client(tmp_path, "cam-1")
+    write_file, both = certs.write_file, threading.Barrier(2)
+
+    def slowly(path: Path, content: bytes) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        write_file(path, content)
+
+    monkeypatch.setattr(certs, "write_file", slowly)
+    with ThreadPoolExecutor(2) as commands:
+        attempts = [commands.submit(make, tmp_path, "cam-1") for _ in range(2)]
+    errors = [str(one.exception()) for one in attempts if one.exception()]
+    assert len(errors) == (0 if renews else 1) and all("exists: " in text for text in errors)
+    assert len(certs.clients_named(tmp_path, "cam-1")) == (3 if renews else 1)
+    certs.load_client_credentials(tmp_path, "cam-1")
 
 
 def test_a_half_written_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

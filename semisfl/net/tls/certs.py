@@ -38,6 +38,7 @@ from semisfl.net.tls.x509_parts import (
     is_missing,
     issuer_id,
     key_usage,
+    one_at_a_time,
     read_file,
     read_pair,
     refuse_existing,
@@ -62,9 +63,6 @@ def make_authority(
 ) -> Issued:
     """Make a new authority in ``directory``, valid for ten years."""
     directory = Path(directory)
-    targets = [directory / "authority.key", directory / "authority.crt"]
-    instead = "choose another folder, or remove it if none of its certificates is needed"
-    refuse_existing(targets, instead)
     key = ec.generate_private_key(ec.SECP256R1())
     # A unique name, so that certificates of two authorities also differ in their issuer.
     subject = common_name_of(f"semisfl authority {secrets.token_hex(4)}")
@@ -77,12 +75,8 @@ def make_authority(
     )
     certificate = builder.sign(key, hashes.SHA256())
     issued = Issued.of("authority", "authority", certificate)
-    revoked = directory / "revoked.txt"
-    if not revoked.exists():
-        write_file(revoked, b"# serial numbers of certificates to turn away, one per line\n")
-    enter(directory, issued)
-    write_file(targets[0], to_pem(key))
-    write_file(targets[1], to_pem(certificate))
+    instead = "choose another folder, or remove it if none of its certificates is needed"
+    _keep(directory, directory, issued, key, certificate, instead)
     return issued
 
 
@@ -188,9 +182,6 @@ def _make_leaf(
             " `semisfl certs init` makes a new authority"
         )
     authority, authority_key = read_pair(directory, "authority")
-    targets = [folder / f"{role}.key", folder / f"{role}.crt"]
-    if not overwrite:
-        refuse_existing(targets, "`semisfl certs renew` replaces it by a new one")
     begin, end = period[0], min(period[1], authority.not_valid_after_utc)
     if begin >= end:
         limit = authority.not_valid_after_utc
@@ -210,11 +201,36 @@ def _make_leaf(
         .sign(authority_key, hashes.SHA256())
     )
     issued = Issued.of(role, name, certificate)
-    # The ledger first: a certificate that exists but is not listed could not be revoked by name.
-    enter(directory, issued)
-    write_file(targets[0], to_pem(key))
-    write_file(targets[1], to_pem(certificate))
+    instead = None if overwrite else "`semisfl certs renew` replaces it by a new one"
+    _keep(directory, folder, issued, key, certificate, instead)
     return issued
+
+
+def _keep(
+    directory: Path,
+    folder: Path,
+    issued: Issued,
+    key: ec.EllipticCurvePrivateKey,
+    certificate: x509.Certificate,
+    instead: str | None,
+) -> None:
+    """Enter a certificate in the ledger and write it and its key to ``folder``.
+
+    Files that exist are replaced only if ``instead``, which says what to do about them, is None.
+    """
+    targets = [folder / f"{issued.role}.key", folder / f"{issued.role}.crt"]
+    # Two commands at once would both find the folder empty, and could leave the key of one with the certificate of
+    # the other.
+    with one_at_a_time(directory):
+        if instead is not None:
+            refuse_existing(targets, instead)
+        if issued.role == "authority" and is_missing(directory / "revoked.txt"):
+            head = b"# serial numbers of certificates to turn away, one per line\n"
+            write_file(directory / "revoked.txt", head)
+        # The ledger first: a certificate that exists but is not listed could not be revoked by name.
+        enter(directory, issued)
+        write_file(targets[0], to_pem(key))
+        write_file(targets[1], to_pem(certificate))
 
 
 def _host(name: str) -> x509.GeneralName:

@@ -1,9 +1,11 @@
 """Make X.509 parts and PEM, and read and write files that nobody else may read."""
 
+import contextlib
+import fcntl
 import os
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -126,6 +128,22 @@ def write_file(path: Path, content: bytes) -> None:
         write_whole(path, content, private=True)
     except OSError as error:
         raise CertError(f"{path} cannot be written: {_why(error, path.parent)}") from None
+
+
+@contextlib.contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Let other commands that make certificates in ``directory`` wait until the block ends."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CertError(f"{directory} cannot be used: {_why(error, directory)}") from None
+    try:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def append_line(path: Path, line: str) -> None:
