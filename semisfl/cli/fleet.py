@@ -68,6 +68,11 @@ def _show(answer: dict[str, Any]) -> None:
     state = answer["waiting"] or "training"
     taken = len(answer["clients"])
     print(f"{here} here, {taken} of {answer['total']} places taken; {state}")
+    answered = [one for one in answer["clients"] if "answer_seconds" in one]
+    if answered:
+        slowest = max(answered, key=lambda one: one["answer_seconds"])
+        seconds = f"{slowest['answer_seconds']:.2f} s"
+        print(f"longest to answer in the last round: {slowest['name']}, {seconds}")
 
 
 COMMANDS = {"fleet": fleet}

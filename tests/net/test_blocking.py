@@ -3,16 +3,19 @@
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from semisfl.cli.main import main
 from semisfl.net import chunks
 from semisfl.net.client import connection, device
 from semisfl.net.client.full_round import ClientFullRound
 from semisfl.net.frames import Frame
 from semisfl.net.server import questions
+from semisfl.net.server.answer_seconds import AnswerSeconds
 from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.session import Patience
 from semisfl.net.server.trials import PASSED_OVER
@@ -180,6 +183,42 @@ def test_a_device_that_answers_just_before_each_deadline_delays_one_round_in_man
         assert "client-0 is left out of this round: its answers of this round took" in caplog.text
         assert not net.strikes
         assert 0 in net.fleet._listener.table.enrolled
+
+
+def test_the_operator_learns_which_device_makes_the_rounds_slow(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It answers within every deadline, and in less than one deadline over the whole round: it is not left out."""
+
+    def late(_client: Client, frame: Frame) -> None:
+        if frame.kind in ("split", "gradients"):
+            time.sleep(0.5)
+
+    with network(tiny(3, rounds=3, network={"deadline": 10.0, "quorum": 3})) as net:
+        net.fleet.open(tmp_path)
+        (tmp_path / "config.toml").touch()
+        for index in range(3):
+            net.join(index, break_at=late if index == 1 else None)
+        assert net.fleet.wait_for(3, 20)
+        run_rounds(net.experiment)
+        slow = {device.name: device.answer_seconds or 0.0 for device in net.fleet.devices()}
+        assert main(["fleet", str(tmp_path), "list"]) == 0
+    name = "plaintext:client-1"
+    assert max(slow, key=slow.__getitem__) == name and 1.5 <= slow[name] < 10
+    listed = capsys.readouterr().out
+    assert f"longest to answer in the last round: {name}, {slow[name]:.2f} s" in listed
+    assert caplog.text.count(f"{name} makes the rounds slow: its answers of this round took") == 1
+    assert net.fleet.device_log.events["left_out"] == 0
+
+
+def test_a_round_without_a_slow_device_names_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    answers = AnswerSeconds(deadline=10.0)
+    for seconds in ({"a": 9.0}, {"a": 3.0, "b": 2.1}, {"a": 1.1, "b": 0.2}, {"a": 3.0, "b": 1.1}):
+        for name, took in seconds.items():
+            answers.add(name, took)
+        answers.end_round()
+        assert answers.last == seconds
+    assert not caplog.records
 
 
 def test_a_device_is_as_slow_as_its_link_and_ten_times_the_others(

@@ -11,7 +11,10 @@ from torch import Tensor
 from semisfl.engine.kernels.plain import SHORTEST
 from semisfl.fleet.base import Features
 from semisfl.methods.semifl.method import SemiFLWork
+from semisfl.net.client.frame_io import FrameIO
+from semisfl.net.frames import encode
 from semisfl.net.server import value_checks
+from semisfl.net.server.penalties import EXCUSES, STRIKES
 from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, impossible, miscounted, ranges
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
@@ -264,3 +267,28 @@ def test_a_counter_may_move_by_any_number_of_steps_that_a_run_may_have() -> None
     assert miscounted(state, sent) is None
     sent = {"1.num_batches_tracked": torch.tensor(0)}
     assert "1.num_batches_tracked moved by" in (miscounted(state, sent) or "")
+
+
+@pytest.mark.parametrize("absurd", [20.0, torch.nan])
+def test_two_devices_together_do_not_excuse_each_other_for_ever(
+    absurd: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stays just inside what is used; the other's absurd values may be its fault, but not in every round."""
+    honestly = FrameIO.answer
+
+    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
+        factor = {1: 5.0, 2: absurd}.get(self.member.client)
+        if sent != "features" or factor is None:
+            honestly(self, received, sent, fields, cleared, codecs, **how)
+            return
+        if self.member.client == 2 and fields["step"] == 0:
+            factor = 1.0  # until the other one's values were used
+        tensors = {name: tensor * factor for name, tensor in cleared.tensors.items()}
+        received.stream.answer(received.ticket, [b"".join(encode(sent, fields, tensors, codecs))])
+
+    monkeypatch.setattr(FrameIO, "answer", answer)
+    with network(tiny(5, rounds=EXCUSES + STRIKES + 1, network={"quorum": 3})) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        assert net.strikes == {"plaintext:client-2": STRIKES}
+        assert_sound(net)

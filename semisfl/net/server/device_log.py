@@ -60,6 +60,8 @@ class DeviceStatus(_Plain):
     """When it was last heard of."""
     bytes_up: int = 0
     bytes_down: int = 0
+    answer_seconds: float | None = None
+    """How long its answers of the last round took, together; None: it was not in it."""
     certificate_until: str | None = None
     """When the certificate that it showed last expires."""
 

@@ -92,7 +92,8 @@ class NetworkFleet:
         quorum = setup.config.network.quorum
         self._trials = Trials(self._questions, self.roster, self._listener, quorum)
         self.waiting = Waiting(context, self._listener, self.present)
-        self._status = FleetStatus(self.roster, self._listener.table, self.traffic)
+        answers = self._questions.answer_seconds
+        self._status = FleetStatus(self.roster, self._listener.table, self.traffic, answers)
         self.port = self._listener.port
 
     def open(self, directory: Path | None) -> None:
@@ -233,6 +234,7 @@ class NetworkFleet:
 
     def settle(self, good: bool) -> str | None:
         self._status.count_bytes()
+        self._questions.answer_seconds.end_round()
         self.waiting.after_round(aborted=False)
         return self._trials.settle(good)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from semisfl.files import timestamp
 from semisfl.fleet.byte_counts import Traffic
+from semisfl.net.server.answer_seconds import AnswerSeconds
 from semisfl.net.server.device_log import DeviceStatus, remembered
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session_table import SessionTable
@@ -14,8 +15,11 @@ from semisfl.net.server.session_table import SessionTable
 class FleetStatus:
     """Know when each device was last here and what it moved, also before a restart of the server."""
 
-    def __init__(self, roster: Roster, table: SessionTable, traffic: Traffic) -> None:
+    def __init__(
+        self, roster: Roster, table: SessionTable, traffic: Traffic, answers: AnswerSeconds
+    ) -> None:
         self._roster, self._table, self._traffic = roster, table, traffic
+        self._answers = answers
         self._seen: Mapping[int, str] = {}
         self._certificates: dict[int, str] = {}
         """When the certificate that each client showed last expires."""
@@ -51,6 +55,7 @@ class FleetStatus:
             if session and session.certificate:
                 until = session.certificate.valid_until.timestamp()
                 self._certificates[client] = timestamp(until)
+            seconds = self._answers.last.get(name)
             statuses.append(
                 DeviceStatus(
                     client=client,
@@ -60,6 +65,7 @@ class FleetStatus:
                     seen=self._seen.get(client) if at is None else timestamp(at),
                     bytes_up=up,
                     bytes_down=down,
+                    answer_seconds=seconds if seconds is None else round(seconds, 3),
                     certificate_until=self._certificates.get(client),
                 )
             )

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 STRIKES = 3
 """Offences after which an identity is refused until the server restarts."""
+EXCUSES = 3
+"""How often the values of another client excuse an identity's absurd ones: two that work together would otherwise
+excuse each other in every round."""
 
 
 class Penalties:
@@ -26,6 +29,7 @@ class Penalties:
         """Offences of each identity since the server started."""
         self._roster, self._device_log = context.roster, context.device_log
         self._table, self._trust = table, trust
+        self._excused: Counter[str] = Counter()
         self._removed: set[str] = set()
         self._dismissed: set[str] = set()
 
@@ -65,6 +69,11 @@ class Penalties:
         else:
             self.strikes[identity] += 1
             self._device_log.refused(session.peer if session else "?", identity, reason)
+
+    def excuse(self, identity: str) -> bool:
+        """Count one excuse of a client by another's values; return whether it may have it."""
+        self._excused[identity] += 1
+        return self._excused[identity] <= EXCUSES
 
     def audit_held_back(self, identity: str, reason: str) -> None:
         session = self._table.streams.get(identity)

@@ -15,6 +15,7 @@ from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, decode, payload_bytes
 from semisfl.net.headers import WireError
 from semisfl.net.server.admission import refused_by_policy
+from semisfl.net.server.answer_seconds import AnswerSeconds
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
@@ -75,6 +76,7 @@ class Questions:
 
     def __init__(self, context: ServerContext, listener: Listener) -> None:
         self.size_checks = SizeChecks(updates_limited=context.config.robust.aggregate != "mean")
+        self.answer_seconds = AnswerSeconds(context.config.network.deadline)
         self._context, self._listener = context, listener
         self._all_sent: deque[Outgoing] = deque()
         self._awaited: dict[int, Awaited] = {}
@@ -175,11 +177,8 @@ class Questions:
                 continue
             known = states.keys() & sent.keys()
             moved = {f"{name} update": update_size(states[name], sent[name]) for name in known}
-            losses = {
-                name: abs(value)
-                for name, value in result.numbers.items()
-                if name.startswith("loss")
-            }
+            numbers = result.numbers.items()
+            losses = {name: abs(value) for name, value in numbers if name.startswith("loss")}
             self.size_checks.note_answer(result.client, moved | losses)
         return refused | self.refuse_outliers()
 
@@ -203,7 +202,7 @@ class Questions:
     def _others(self) -> list[float]:
         """Return the seconds of the clients that owe no answer now; none if they are under half of all, or under two."""
         others = [
-            self._times[client].seconds for client in self._times.keys() - self._awaited.keys()
+            times.seconds for client, times in self._times.items() if client not in self._awaited
         ]
         return others if len(others) >= max(2, len(self._awaited)) else []
 
@@ -231,10 +230,11 @@ class Questions:
         return self._times[client].seconds + now - self._awaited[client].session.patience.asked_at
 
     def _leave_out(self, client: int, reason: str) -> None:
-        self._awaited.pop(client, None)
+        name, item = self.name(client), self._awaited.pop(client, None)
+        if item is not None:
+            self.answer_seconds.add(name, time.monotonic() - item.session.patience.asked_at)
         self._times.pop(client, None)
         self.left_out.add(client)
-        name = self.name(client)
         log.warning("%s is left out of this round: %s", name, reason)
         self._context.device_log.left_out(name, client, reason)
 
@@ -242,7 +242,9 @@ class Questions:
         """Hand an answer on if it may be used. Its client is no longer awaited either way."""
         client = item.session.client
         self._awaited.pop(client)
-        self._times[client].seconds += time.monotonic() - item.session.patience.asked_at
+        seconds = time.monotonic() - item.session.patience.asked_at
+        self._times[client].seconds += seconds
+        self.answer_seconds.add(self.name(client), seconds)
         try:
             frame = self._frame(item.due, data, kind)
             self._count(item.outgoing)
@@ -264,10 +266,8 @@ class Questions:
                 self._refuse_values(client, fault)
                 return
             take(client, frame)
-            policy = item.session.policy
-            self.size_checks.note_answer(
-                client, sizes(extremes, policy.noise * (policy.clip or 0.0))
-            )
+            noise = item.session.policy.noise * (item.session.policy.clip or 0.0)
+            self.size_checks.note_answer(client, sizes(extremes, noise))
         except WireError as error:
             self._leave_out(client, str(error))
             self._listener.penalties.offend(item.session, str(error))
@@ -283,13 +283,14 @@ class Questions:
         return frame
 
     def _refuse_values(self, client: int, fault: str) -> None:
-        """Leave the client out; it gets no strike if the server's own values may be the cause."""
+        """Leave the client out; it gets no strike if values of the server, or now and then of others, may be the cause."""
         self._leave_out(client, fault)
         self._context.held_back.note(client, fault)
-        if self.size_checks.is_excused(client):
+        checks, penalties, name = self.size_checks, self._listener.penalties, self.name(client)
+        if checks.is_excused(client) and (checks.server_is_unusual or penalties.excuse(name)):
             log.warning("values of the server or of others may be the cause: this is not a strike")
         else:
-            self._listener.penalties.strike(self.name(client), fault)
+            penalties.strike(name, fault)
 
     def _count(self, outgoing: Outgoing) -> None:
         """Count a question's bytes once: an answer proves that the question has arrived."""

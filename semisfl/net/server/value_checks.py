@@ -145,6 +145,11 @@ class SizeChecks:
         """Return whether values of the server or of others may be why this client's are absurd."""
         return bool(self._unusual_from - {client})
 
+    @property
+    def server_is_unusual(self) -> bool:
+        """Return whether what the server sent in this round is far from usual."""
+        return None in self._unusual_from
+
     def note_sent(self, parts: Sizes) -> bool:
         """Note the sizes of what the server sends; return whether they are far from usual."""
         ratios = [_ratio(part, size, self.usual.get(part)) for part, size in parts.items()]

@@ -81,6 +81,7 @@ Watch.views = (() => {
         { key: "images", title: "Images", number: true, show: (row) => format.count(row.images) },
         { key: "bytes_up", title: "Up", number: true, show: (row) => format.bytes(row.bytes_up) },
         { key: "bytes_down", title: "Down", number: true, show: (row) => format.bytes(row.bytes_down) },
+        { key: "answer_seconds", title: "Answers, s", number: true, optional: true, show: (row) => row.answer_seconds?.toFixed(2) ?? "–" },
         { key: "days", title: "Certificate, days left", number: true, optional: true, show: daysLeft },
         { key: "left_out", title: "Left out", number: true },
         { key: "reason", title: "Last reason", wrap: true, show: (row) => row.reason || "–" },
