@@ -94,7 +94,7 @@ class ModelClient:
     def _from_file(self, path: Path) -> Bottom:
         runner: Bottom
         if path.suffix == ".onnx":
-            file = onnx_file.File(path)
+            file = onnx_file.File(path, self._owner.budget.total)
             identity, part = file.about()["identity"], file.about()["part"]
             # A file may mix the images of a call, and bits are counted for each image alone.
             runner = _one_by_one(file) if self._row_bits < math.inf else file

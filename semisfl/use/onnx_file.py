@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from semisfl.files import open_file, parse_json
 from semisfl.settings.extras import needs
+from semisfl.use.memory_limit import MemoryLimit
 
 ABOUT = "semisfl"
 """The key of the file's metadata under which the model is described."""
@@ -104,18 +105,24 @@ def _reads_others(message: Any) -> bool:
     return False
 
 
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class File:
     """An ONNX file of one input and one output, run on the CPU.
 
     It must contain all its weights: a stranger's file could name a key that lies beside it as its weights, and
-    the features would show the key.
+    the features would show the key. ``memory``: bytes that it may take; a small file can ask for any amount.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: int | None = None) -> None:
         with needs_onnx():
             import onnx
             import onnxruntime
+        self._path, self._limit = path, MemoryLimit(memory)
         options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # errors are raised
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.load_model_format", "ONNX")
@@ -126,21 +133,25 @@ class File:
                 raise ValueError(
                     "it takes weights from another file, which could be any of yours; export the model again"
                 )
-            self._session = onnxruntime.InferenceSession(
-                content, options, providers=["CPUExecutionProvider"]
-            )
+            with self._limit.enforced():
+                self._session = onnxruntime.InferenceSession(
+                    content, options, providers=["CPUExecutionProvider"]
+                )
         except Exception as error:  # onnxruntime has a class of its own for each way to fail
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{path} cannot be used as an ONNX file: {reason}") from error
+            raise ValueError(f"{path} cannot be used as an ONNX file: {_line(error)}") from error
         takes, gives = self._session.get_inputs(), self._session.get_outputs()
         if len(takes) != 1 or [entry.type for entry in gives] != ["tensor(float)"]:
             raise ValueError(
                 f"{path} is no part of a model, which takes one tensor and gives one of float32; export it again"
             )
-        self.input, self._path = takes[0].name, path
+        self.input = takes[0].name
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
+        try:
+            with self._limit.enforced():
+                (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
+        except Exception as error:
+            raise ValueError(f"{self._path} cannot be run: {_line(error)}") from error
         return torch.from_numpy(outputs)
 
     def about(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -503,6 +504,47 @@ def test_a_file_whose_weights_lie_in_another_one_is_refused(
     path.write_bytes(file.SerializeToString())
     with pytest.raises(ValueError, match="takes weights from another file, which could be any"):
         connect(address(server), authority, bottom=path)
+
+
+@pytest.mark.parametrize("when", ["loaded", "run"])
+def test_a_small_file_that_asks_for_much_memory_is_refused(
+    when: str, model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
+) -> None:
+    """Constants are made where the file is loaded; what depends on the images, where it is run."""
+    path = bottom_file(model, tmp_path, "Add", ["rows", "sum"])
+    file, node = onnx.load(path), onnx.helper.make_node
+    last = file.graph.node.pop()
+    size = onnx.helper.make_tensor("megabytes", onnx.TensorProto.INT64, [1], [200 * 2**20 // 4])
+    file.graph.initializer.append(size)
+    value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [1.0])
+    if when == "run":
+        file.graph.node.extend(
+            [
+                node("Shape", ["images"], ["sides"], start=0, end=1),
+                node("Mul", ["sides", "megabytes"], ["size"]),
+            ]
+        )
+    parts = [f"part {number}" for number in range(4)]
+    length = "size" if when == "run" else "megabytes"
+    file.graph.node.extend(node("ConstantOfShape", [length], [part], value=value) for part in parts)
+    file.graph.node.extend(
+        [
+            node("Concat", parts, ["all"], axis=0),
+            node("ReduceSum", ["all"], ["sum"], keepdims=0),
+            last,
+        ]
+    )
+    onnx.save(file, path)
+    assert path.stat().st_size < 10 * 2**20
+    budget = owner(budget=Budget(300 * 2**20))
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    reason = "cannot be used as an ONNX file" if when == "loaded" else "cannot be run"
+    with (
+        pytest.raises(ValueError, match=f"bottom.onnx {reason}: .*(alloc|memory)"),
+        connect(address(server), authority, bottom=path, owner=budget) as client,
+    ):
+        client.probabilities(PIXELS[:3])
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{}", '{"identity": "i"}'])
