@@ -170,7 +170,7 @@ class Guard:
             if not LOOPBACK_HOST.fullmatch(request.headers.get("host", "")):
                 return PlainTextResponse("this page answers to localhost only", 403, LEAVE)
             return None
-        if _same(request.cookies.get(COOKIE, ""), self._session):
+        if _same(_cookie(request.headers.get("cookie", "")), self._session):
             return None
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(credentials, self._token):
@@ -188,6 +188,15 @@ class Guard:
             401,
             {"www-authenticate": "Bearer", **LEAVE},
         )
+
+
+def _cookie(header: str) -> str:
+    """Return the value of our cookie, or an empty text.
+
+    Python's own reader of cookies takes half a minute for a quoted one of 60 KB, before 3.11.10 and 3.12.6.
+    """
+    cookies = (part.strip().partition("=") for part in header.split(";"))
+    return next((value for name, _, value in cookies if name == COOKIE), "")
 
 
 def _same(token: str, right: str) -> bool:
