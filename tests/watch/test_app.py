@@ -133,6 +133,15 @@ def test_a_stranger_with_a_long_cookie_keeps_nobody_waiting(run: Path) -> None:
         assert ask(url, cookie=f"a=1; x{cookie}")[0] == 401
 
 
+def test_strangers_may_ask_whether_it_is_ready_and_it_reads_no_run_for_them(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page(run, Address("127.0.0.1", 0, TOKEN)) as url:
+        monkeypatch.setattr(Runs, "listing", lambda _: pytest.fail("it reads all runs"))
+        for path in ("/healthz", "/readyz"):
+            assert ask(url, path)[0] == 200
+
+
 def test_off_loopback_it_takes_a_token_and_tls(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,16 @@ def served(limits: Limits, certificates: Path | None = None) -> Iterator[str]:
         yield url
 
 
+def test_the_parts_of_an_answer_do_not_wait_for_each_other() -> None:
+    """asyncio switches the wait off for sockets whose protocol is named."""
+    with (
+        Address("127.0.0.1", 0).bind() as listener,
+        socket.create_connection(listener.getsockname(), 10),
+        listener.accept()[0] as taken,
+    ):
+        assert taken.proto == socket.IPPROTO_TCP
+
+
 def connect(url: str) -> socket.socket:
     return socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), timeout=30)
 
