@@ -25,7 +25,7 @@ from semisfl.net import chunks, hostport
 from semisfl.net.client import connection, identity
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.diagnosis import FEW
-from semisfl.net.client.identity import Target
+from semisfl.net.client.identity import Target, open_channel
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.tls import certs
@@ -441,6 +441,29 @@ def test_a_renewed_server_certificate_is_used_without_a_restart(
     alternatives = names.get_extension_for_class(x509.SubjectAlternativeName).value
     assert alternatives.get_values_for_type(x509.DNSName) == ["localhost"]
     assert [str(a) for a in alternatives.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+
+
+def test_whom_a_replaced_authority_let_in_is_out_before_the_next_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its key was stolen: who signed a certificate with it must not stay by staying connected."""
+    place, other = authority(tmp_path / "old"), authority(tmp_path / "new")
+    with network(tiny(2, network=BRIEF), certificates=place) as net:
+        thief = net.enrol(0)
+        with open_channel(net.address, own(place), []) as kept:
+            ask = kept.stream_unary(chunks.TERMS)
+            assert ask(iter(()))
+            for name in ("authority.crt", "server.crt", "server.key"):
+                (place / name).write_bytes((other / name).read_bytes())
+            net.enrol(1, credentials=own(other, "client-1"))
+            with pytest.raises(
+                grpc.RpcError, match="not of the authority that this server has now"
+            ):
+                ask(iter(()))
+        net.fleet.wait_ready()
+        assert net.fleet.present() == [1]
+        until(lambda: not thief.link.connected)
+    assert lines(caplog, "identity=client-0 reason=the certificate of client-0 is not of the auth")
 
 
 def test_old_and_renewed_client_certificates_are_both_accepted(tmp_path: Path) -> None:

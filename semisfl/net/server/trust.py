@@ -4,6 +4,7 @@ Files may change, vanish or be damaged while the server runs. It goes on with wh
 the list of revoked certificates cannot be read, the server accepts no new connection.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from semisfl import files
 from semisfl.net.messages import REVOKED
 from semisfl.net.server.admission import Refused
 from semisfl.net.tls import credentials, ledger
-from semisfl.net.tls.x509_parts import CertError
+from semisfl.net.tls.x509_parts import CertError, to_pem
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class ClientCertificate:
     name: str
     serial: int
     valid_until: datetime
+    pem: bytes = b""
 
 
 class Trust:
@@ -94,7 +96,8 @@ class Trust:
             name, certificate = credentials.identity(peer), credentials.parse(peer)
         except CertError as error:
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-        return ClientCertificate(name, certificate.serial_number, certificate.not_valid_after_utc)
+        until, pem = certificate.not_valid_after_utc, to_pem(certificate)
+        return ClientCertificate(name, certificate.serial_number, until, pem)
 
     def admit(self, certificate: ClientCertificate, count: Callable[[str], None]) -> None:
         """Raise `Refused` if the client with this certificate may not come in.
@@ -123,6 +126,9 @@ class Trust:
             until = credentials.moment(certificate.valid_until)
             # Not final: a client reads its files again before the next attempt, and may find a new one.
             reason = f"the certificate of {certificate.name} expired on {until}"
+            return Refused(grpc.StatusCode.UNAVAILABLE, reason)
+        if not _signed(certificate.pem, self._own.authority):
+            reason = f"the certificate of {certificate.name} is not of the authority that this server has now"
             return Refused(grpc.StatusCode.UNAVAILABLE, reason)
         return None
 
@@ -173,3 +179,9 @@ class Trust:
         if now - self._warned.get(topic, -every) >= every:
             self._warned[topic] = now
             log.warning("%s", text)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _signed(certificate: bytes, authority: bytes) -> bool:
+    """Return whether the authority signed a certificate: TLS asked one that may have been replaced since."""
+    return credentials.was_signed_by(credentials.parse(certificate), credentials.parse(authority))
