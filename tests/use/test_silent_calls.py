@@ -44,7 +44,9 @@ def silent() -> Iterator[Silent]:
         over.wait()
 
     def calls(client: ModelClient, count: int, first: bytes = b"") -> list[Any]:
-        stub = client.connection.channel().stream_unary(split_inference.method("Describe"))
+        # A longer answer of a later call would need another channel, and this one with its calls would end.
+        channel = client.connection.channel(2**24)
+        stub = channel.stream_unary(split_inference.method("Describe"))
         return [stub.future(never(first)) for _ in range(count)]
 
     yield calls
