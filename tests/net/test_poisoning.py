@@ -236,6 +236,20 @@ def test_a_counter_of_statistics_shuts_out_nobody_else(
         assert net.fleet.present() == [0, 2]
 
 
+def test_good_rounds_give_excuses_back() -> None:
+    """Over a long run two devices could else use up the excuses of an honest one, and have it shut out."""
+    with network(tiny(3, rounds=EXCUSES + 1)) as net:
+        penalties = net.fleet._listener.penalties
+        net.join_all()
+        assert [penalties.excuse("plaintext:client-0") for _ in range(EXCUSES + 2)][-2:] == [
+            False,
+            False,
+        ]
+        run_rounds(net.experiment)
+        assert penalties.excuse("plaintext:client-0")
+        assert not net.strikes
+
+
 @pytest.mark.parametrize("rule", ["clipped_mean", "median", "krum"])
 def test_a_device_has_no_model_for_itself_where_the_others_decline(
     rule: str, monkeypatch: pytest.MonkeyPatch

@@ -235,6 +235,10 @@ class NetworkFleet:
     def settle(self, good: bool) -> str | None:
         self._status.count_bytes()
         self._questions.answer_seconds.end_round()
+        if good:
+            out = map(self._questions.name, self._questions.left_out)
+            answered = self._questions.answer_seconds.last.keys() - out
+            self._listener.penalties.note_good_round(answered)
         self.waiting.after_round(aborted=False)
         return self._trials.settle(good)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 
 import grpc
 
@@ -17,8 +18,8 @@ log = logging.getLogger(__name__)
 STRIKES = 3
 """Offences after which an identity is refused until the server restarts."""
 EXCUSES = 3
-"""How often the values of another client excuse an identity's absurd ones: two that work together would otherwise
-excuse each other in every round."""
+"""How often the values of another client excuse an identity's absurd ones; a round without a fault of its own gives
+one back. Two that work together would otherwise excuse each other in every round."""
 
 
 class Penalties:
@@ -74,6 +75,11 @@ class Penalties:
         """Count one excuse of a client by another's values; return whether it may have it."""
         self._excused[identity] += 1
         return self._excused[identity] <= EXCUSES
+
+    def note_good_round(self, identities: Iterable[str]) -> None:
+        """Give each of the clients, which had no fault in a good round, an excuse back."""
+        self._excused.subtract(identities)
+        self._excused = +self._excused
 
     def audit_held_back(self, identity: str, reason: str) -> None:
         session = self._table.streams.get(identity)
