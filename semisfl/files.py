@@ -21,7 +21,12 @@ FORMS: dict[str, Any] = {
         "waiting": str | None,
         "clients": [{"client": int, "name": str, "images": int | None}],
     },
-    "holdings.json": {"classes": [str], "server": [int], "clients": [[int]]},
+    "holdings.json": {
+        "classes": [str],
+        "server": [int],
+        "clients": [[int]],
+        "names": ([str], type(None)),
+    },
     "roster.json": {"index": {str: int}},
 }
 """The values that small files of a run must have; they may have more."""
@@ -119,6 +124,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _fits(value: Any, form: Any) -> bool:
     if isinstance(form, list):
         return isinstance(value, list) and all(_fits(one, form[0]) for one in value)
+    if isinstance(form, tuple):
+        return any(_fits(value, one) for one in form)
     if not isinstance(form, dict):
         return isinstance(value, form)
     if not isinstance(value, dict):

@@ -28,11 +28,14 @@ class Holdings:
     counts: np.ndarray
     images: str = ""
     """A digest of the whole data set, which tells runs on other images apart; empty: the clients have their own."""
+    names: tuple[str, ...] = ()
+    """The folders of the clients; empty: they have numbers only."""
 
     def as_json(self) -> str:
         server, *clients = self.counts.tolist()
         values = {"classes": self.classes, "server": server, "clients": clients}
-        return json.dumps(values | ({"images": self.images} if self.images else {}))
+        more = {"images": self.images, "names": self.names}
+        return json.dumps(values | {key: value for key, value in more.items() if value})
 
 
 def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Holdings:
@@ -43,7 +46,7 @@ def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> H
     names = [*classes, *([unknown] if (labels < 0).any() else [])]
     held = [partition.labeled, *partition.clients]
     counts = [np.bincount(labels[one] % len(names), minlength=len(names)) for one in held]
-    return Holdings(names, np.stack(counts))
+    return Holdings(names, np.stack(counts), names=partition.names)
 
 
 def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:

@@ -93,7 +93,8 @@ class Runs:
             followed.look()
             holdings = followed.read_json("holdings.json")
             roster = followed.read_json("roster.json").get("index", {})
-            names = {client: name for name, client in roster.items()}
+            names = dict(enumerate(holdings.get("names") or ()))
+            names |= {client: name for name, client in roster.items()}
             held = [sum(counts) for counts in holdings.get("clients", [])]
             numbers = sorted({*followed.coverage.clients, *range(len(held)), *names})
             starts, grid = followed.coverage.map(followed.columns["round"], BINS)

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 from semisfl.cli import console, watching
+from semisfl.data import holdings
+from semisfl.data.partition import Partition
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
@@ -302,6 +305,21 @@ def test_settings_name_the_preset_and_what_was_changed(tmp_path: Path) -> None:
         "name": "digits",
         "changed": {"method": "semisfl", "optimizer.lr": str(parse({}).optimizer.lr)},
     }
+
+
+@pytest.mark.parametrize("page", [Runs, Unnamed])
+def test_clients_in_folders_are_called_by_their_folders(tmp_path: Path, page: type[Runs]) -> None:
+    one = Partition(np.arange(4), (np.arange(4, 7), np.arange(7, 9)), names=("St. Mary", "x"))
+    held = holdings.count(one, np.arange(9) % 2, ["a", "b"])
+    config = toy.values("semisfl", "clients.total=2", "clients.active=2")
+    RunDirectory.create(tmp_path / "run", config, held).unlock()
+    runs = page([tmp_path])
+    (run,) = runs.listing()["runs"]
+    clients = runs.clients(run["id"])["clients"]
+    assert [(client["name"], client["images"]) for client in clients] == [("St. Mary", 3), ("x", 2)]
+    file = tmp_path / "run" / "holdings.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"names": 5}))
+    assert runs.clients(run["id"])["clients"] == [], "as without the damaged file"
 
 
 def test_clients_devices_and_log_of_a_crowd(tmp_path: Path) -> None:

@@ -145,8 +145,9 @@ Watch.charts = (() => {
           const kept = names.filter((_, place) => place % Math.ceil(names.length / most) === 0);
           return { tickvals: kept.map(plain), ticktext: kept.map((name) => plain(short(name))) };
         };
-        const fitting = Math.max(3, Math.floor((node.clientWidth - 180) / 48));
-        Object.assign(chosen.xaxis, { type: "category", showgrid: false, tickangle: 0, ...some(columns, fitting) });
+        const slanted = columns.some((name) => name.length > 6);
+        const fitting = Math.max(3, Math.floor((node.clientWidth - 180) / (slanted ? 24 : 48)));
+        Object.assign(chosen.xaxis, { type: "category", showgrid: false, tickangle: slanted ? -45 : 0, ...some(columns, fitting) });
         Object.assign(chosen.yaxis, { type: "category", showgrid: false, autorange: "reversed", ...some(rows, 16) });
       },
     }, description);

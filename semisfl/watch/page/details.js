@@ -34,11 +34,16 @@ Watch.views = (() => {
       const answer = await ask("clients", { run: run.id });
       before = now;
       const { holdings, coverage: shares } = answer;
+      const called = new Map(answer.clients.map((one) => [one.client, one.name]));
+      const label = (number) => {
+        const name = called.get(number) || String(number);
+        return name === "server" ? "server (client)" : name; // the server has a column of its own
+      };
       const divided = holdings.clients && holdings.clients.length;
       heldCard.hidden = !divided;
       if (divided) {
         const holders = [holdings.server, ...holdings.clients];
-        const names = ["server", ...holdings.clients.map((_, number) => String(number))];
+        const names = ["server", ...holdings.clients.map((_, number) => label(number))];
         const grid = holdings.classes.map((_, place) => holders.map((counts) => counts[place] || null));
         const description = `Images by client (${holdings.clients.length}) and class (${holdings.classes.length})`;
         charts.map(held, grid, names, holdings.classes, "client", "class", "images", description);
@@ -49,7 +54,7 @@ Watch.views = (() => {
       later.textContent = `The first numbers come when clients have taken part in a round: round ${run.first_clients} at the earliest.`;
       if (shares.clients.length) {
         const grid = shares.shares.map((row) => row.map((share) => (share == null ? null : 100 * share)));
-        charts.map(coverage, grid, shares.rounds.map(String), shares.clients.map(String), "round", "client", "%",
+        charts.map(coverage, grid, shares.rounds.map(String), shares.clients.map(label), "round", "client", "%",
           `Coverage by client (${shares.clients.length}) and round (${run.done})`);
       }
       list.update(answer.clients);
