@@ -35,8 +35,9 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 
 
 def but_for_seed(config: Mapping[str, Any]) -> Flat:
-    """Return the values by dotted key, without seed and sinks."""
-    return flatten({key: item for key, item in config.items() if key not in ("seed", "sinks")})
+    """Return the values by dotted key, without seed and sinks; ranks of torchrun give what one process does."""
+    pairs = flatten({key: item for key, item in config.items() if key not in ("seed", "sinks")})
+    return pairs | ({"fleet.kind": "local"} if pairs.get("fleet.kind") == "cluster" else {})
 
 
 def _groups(

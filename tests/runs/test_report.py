@@ -116,6 +116,18 @@ def test_groups_are_named_by_the_settings_that_differ(tmp_path: Path) -> None:
     assert [len(group.runs) for group in groups] == [2, 1, 1]
 
 
+def test_a_run_over_several_ranks_is_averaged_with_runs_of_one_process(tmp_path: Path) -> None:
+    for seed, kind in enumerate(("local", "cluster", "network")):
+        write_run(tmp_path / kind, [50.0 + seed], seed=seed, fleet=kind)
+        file = tmp_path / kind / "config.toml"
+        file.write_text(file.read_text().replace(f'fleet = "{kind}"', f'fleet.kind = "{kind}"'))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
+    assert {group.label: len(group.runs) for group in groups} == {
+        "SemiSFL fleet.kind=local": 2,
+        "SemiSFL fleet.kind=network": 1,
+    }
+
+
 # --- unfinished runs -----------------------------------------------------------------------------
 
 
