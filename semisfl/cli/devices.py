@@ -102,7 +102,9 @@ def serve(
         hostport.check_listen(network)
         if identity is not None:
             load_server_credentials(identity)
-        data = load_images(str(labeled), options)
+        if not resume:
+            RunDirectory.check_free(place)
+        data = load_images(str(labeled), options, labeled_only=True)
         check_classes(data)
         if not resume:
             images = AboutImages(data.shape, len(data.classes), 0.0)  # the devices bring theirs

@@ -14,6 +14,7 @@ A share of the images can be set aside for validation before that: nobody trains
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,6 +25,8 @@ from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
     from semisfl.data.dataset import Dataset
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["iid", "dirichlet"]
 NONE = np.empty(0, np.int64)
@@ -86,8 +89,16 @@ def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
         raise ValueError(
             f"data.validation = {share:g} needs a class with two labelled images; set it to none"
         )
-    wanted = round(share * int(counts.sum()))
-    taken = _apportion(counts, max(wanted, int(np.count_nonzero(counts))))
+    wanted, least = round(share * int(counts.sum())), int(np.count_nonzero(counts))
+    taken = _apportion(counts, max(wanted, least))
+    if wanted < least:
+        log.warning(
+            "data.validation = %g takes %d of %d labelled training images, as every class needs one; "
+            "data.validation=none judges rounds on the test images and keeps all for training",
+            share,
+            least,
+            np.count_nonzero(labels >= 0),
+        )
     for name, count, take in zip(classes, counts, taken, strict=True):
         if count and take == count:
             raise ValueError(

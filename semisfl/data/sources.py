@@ -7,7 +7,7 @@ from pathlib import Path
 
 from semisfl.data import cached, hub, npz, places
 from semisfl.data.dataset import Dataset
-from semisfl.data.decode import Source
+from semisfl.data.decode import Source, labeled
 from semisfl.settings import lookup
 from semisfl.settings.entries import NamedData
 
@@ -18,6 +18,7 @@ def load(
     size: int | None = None,
     like: Dataset | None = None,
     tested: bool = True,
+    labeled_only: bool = False,
     cache: Path | None = None,
 ) -> Dataset:
     """Return a named set, or the images at a path.
@@ -33,6 +34,7 @@ def load(
     Images at a path are normalised by 0.5 and 0.5. Images of different sizes are resized to the most
     common size, or to ``size`` squared; the ``notes`` of the result say so. With ``like``, images get
     the size, channels and statistics of that set. Only sets that are ``tested`` need test images.
+    ``labeled_only`` leaves out images without a label at a path.
     """
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel; use 1 or more")
@@ -45,7 +47,8 @@ def load(
             f"data {name!r} is neither a known set ({', '.join(lookup.DATA.all())}) nor a path to images"
             f"{_searched()}"
         )
-    return _checked(_dataset(source, None, size, like, cache), tested)
+    dataset = _dataset(labeled(source) if labeled_only else source, None, size, like, cache)
+    return _checked(replace(dataset, name=source.name), tested)
 
 
 load_data = load

@@ -24,7 +24,13 @@ from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
 from semisfl.runs.lock import Taken, take
 from semisfl.runs.preset_changes import flat
-from semisfl.runs.reading import ENVIRONMENT, METRICS, parse_metrics, read_environment
+from semisfl.runs.reading import (
+    ENVIRONMENT,
+    HOLDINGS,
+    METRICS,
+    parse_metrics,
+    read_environment,
+)
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
@@ -41,6 +47,10 @@ FLEET_CHANGEABLE = (
     *(f"network.{key}" for key in NetworkConfig.model_fields),
 )
 """Settings that may change too if the clients are devices, which come and go anyway."""
+
+
+STARTED = ("run.lock", ENVIRONMENT, HOLDINGS)
+"""Files that a start leaves if it is killed before it has written the settings."""
 
 
 class RunDirectory:
@@ -93,6 +103,11 @@ class RunDirectory:
             )
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose another --out")
+        if others := _other_files(path):
+            raise ValueError(
+                f"{path} is no run and holds {others[0]}{' and more' if len(others) > 1 else ''}; "
+                "choose a new or empty folder as --out"
+            )
         if not is_utf8(str(path)):
             raise ValueError(
                 f"{path} is not UTF-8, and checkpoints could not be read there; choose another --out"
@@ -112,7 +127,7 @@ class RunDirectory:
         content = json.dumps(environment(device), indent=2) + "\n"
         write_whole(self.path / ENVIRONMENT, content.encode())
         if holdings is not None:
-            write_whole(self.path / "holdings.json", holdings.as_json().encode())
+            write_whole(self.path / HOLDINGS, holdings.as_json().encode())
         write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def undo(self) -> None:
@@ -275,3 +290,11 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of a round; raise ValueError if no run wrote them."""
     RoundMetrics.from_dict(values)
     return values
+
+
+def _other_files(folder: Path) -> list[str]:
+    """Return the names of what lies in a folder, without hidden files and those of a start that was killed."""
+    with contextlib.suppress(OSError):  # what cannot be read is refused where it is written
+        names = sorted(entry.name for entry in folder.iterdir())
+        return [name for name in names if name not in STARTED and not name.startswith(".")]
+    return []

@@ -131,9 +131,13 @@ def check_partition(partition: Partition, data: Dataset) -> None:
         log.warning("the server has no labelled image of %s", ", ".join(missing[:5]))
 
 
-def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
+def load_images(
+    name: str, config: Config, like: Dataset | None = None, *, labeled_only: bool = False
+) -> Dataset:
     """Load images by name or path, at the configured size, or at the size of ``like``."""
-    data = sources.load(name, size=config.data.size, like=like, tested=like is None)
+    data = sources.load(
+        name, size=config.data.size, like=like, tested=like is None, labeled_only=labeled_only
+    )
     for note in data.notes:
         log.warning("%s", note)
     _warn_of_faint(data)

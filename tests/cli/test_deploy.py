@@ -79,9 +79,14 @@ def test_mistakes_are_named_before_images_are_decoded(
     labeled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decoding may take minutes."""
-    monkeypatch.setattr("semisfl.runs.run_data.load_images", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr(
+        "semisfl.runs.run_data.load_images", lambda *_, **__: pytest.fail("too late")
+    )
     refused(capsys, serve_words(labeled, "digits", "--listen", "127.0.0.1"), "is not HOST:PORT")
     refused(capsys, ["serve", "digits", "--labeled", str(labeled)], "server.crt cannot be read")
+    (labeled / "notes.txt").touch()
+    words = serve_words(labeled, "digits", "--out", str(labeled))
+    refused(capsys, words, "labeled is no run and holds notes.txt and more; choose a new or empty")
 
 
 def test_a_device_without_memory_or_a_port_is_refused(

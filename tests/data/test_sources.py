@@ -210,6 +210,29 @@ def test_client_folders_beside_classes(tmp_path, parent):
     assert held == {"ann": [6, 7], "bob": [8]}
 
 
+def test_the_server_of_devices_decodes_labelled_images_alone(tmp_path, monkeypatch):
+    class_folder(tmp_path / "pets")
+    for number in range(20):
+        save(tmp_path / "pets" / "clients" / "ann" / f"{number}.png", noise(number, (9, 9, 3)))
+    calls = decodes(monkeypatch)
+    data = load(str(tmp_path / "pets"), labeled_only=True)
+    assert calls == [12], "labelled and test images"
+    assert (data.name, data.clients, data.notes) == ("pets", None, ())
+    assert torch.equal(data.images, planes(0, 1, 2, 10, 11, 12))
+    assert torch.equal(data.test_images, planes(100, 101, 102, 110, 111, 112))
+    whole = load(str(tmp_path / "pets"))
+    assert whole.shape == (3, 9, 9) and len(whole.images) == 26, "their caches are two"
+
+
+def test_a_packed_files_labelled_images_are_those_of_the_file(tmp_path):
+    labels = np.array([0, -1, 1, -1, 0, 1])
+    file = write_packed(tmp_path / "some.npz", [0, 1, 2, 3, 4, 5], train=4, labels=labels)
+    whole, data = load(str(file)), load(str(file), labeled_only=True)
+    assert (data.labels.tolist(), data.test_labels.tolist()) == ([0, 1], [0, 1])
+    assert torch.equal(data.images, whole.images[[0, 2]])
+    assert torch.equal(data.test_images, whole.test_images)
+
+
 def test_plain_client_folders_and_a_devices_own(tmp_path):
     save(tmp_path / "bob" / "b.png", noise(1))
     save(tmp_path / "ann" / "a.png", noise(0))

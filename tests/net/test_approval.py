@@ -361,6 +361,14 @@ def test_what_inspect_prints_without_a_network_is_what_a_server_sends() -> None:
         inspecting.inspect("localhost:1")
 
 
+def test_images_of_clients_beside_the_labelled_ones_change_no_terms(tmp_path: Path) -> None:
+    for folder, side in (("train/a", 16), ("train/b", 16), ("test/a", 16), ("clients/one", 20)):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(8):
+            Image.new("RGB", (side, side)).save(tmp_path / folder / f"{number}.png")
+    assert inspecting.planned_terms("digits", None, tmp_path).shape == (3, 16, 16)
+
+
 def test_the_page_lists_the_digests_of_the_presets() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
     table = "".join(

@@ -212,7 +212,7 @@ def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
     place = tmp_path / "runs" / "served"
     if there:
         place.mkdir(parents=True)
-        (place / "notes.txt").write_text("mine")
+        (place / ".notes").write_text("mine")
     before = contents(tmp_path)
     chosen: dict[str, Any] = {"listen": "127.0.0.1:0", "certificates": authority, **options}
     if isinstance(chosen["certificates"], str):

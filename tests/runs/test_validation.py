@@ -78,9 +78,15 @@ def test_a_servers_images_over_a_network_are_its_own() -> None:
     assert (len(partition.validation), partition.clients) == (40, ())
 
 
-def test_a_share_below_one_image_per_class_still_takes_one_of_each() -> None:
+def test_a_share_below_one_image_per_class_still_takes_one_of_each_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     data = toy.dataset()
     assert np.bincount(data.labels[set_aside(data, 0.005, 0)]).tolist() == [1, 1, 1, 1]
+    assert "data.validation = 0.005 takes 4 of 200 labelled training images" in caplog.text
+    caplog.clear()
+    set_aside(data, 0.02, 0)
+    assert not caplog.text
     three = replace(data, labels=torch.where(data.labels == 3, 0, data.labels))
     assert np.bincount(three.labels[set_aside(three, 0.005, 0)]).tolist() == [1, 1, 1]
 
