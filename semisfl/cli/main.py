@@ -197,4 +197,5 @@ def _about_usage(error: Any, typed: list[str]) -> str:
     # An option without its value is reported without a context.
     first = " ".join(["semisfl", *(word for word in typed[:1] if not word.startswith("-"))])
     command = error.ctx.command_path if getattr(error, "ctx", None) else first
-    return f"{error.format_message().rstrip('.')}; try `{command} --help`"
+    message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+    return f"{message}; try `{command} --help`"

@@ -110,11 +110,13 @@ class Config(Section):
     def _consistent(self) -> "Config":
         if self.clients.active > self.clients.total:
             raise ValueError(
-                f"clients.active = {self.clients.active} exceeds clients.total = {self.clients.total}"
+                f"clients.active = {self.clients.active} exceeds clients.total = {self.clients.total}; "
+                "lower the first or raise the second"
             )
         if self.network.quorum > self.clients.active:
             raise ValueError(
-                f"network.quorum = {self.network.quorum} exceeds clients.active = {self.clients.active}"
+                f"network.quorum = {self.network.quorum} exceeds clients.active = {self.clients.active}; "
+                "lower the first or raise the second"
             )
         own = getattr(self, "semisfl", None)
         if self.wire.teacher_once and own is not None and own.client_teacher == "ema":

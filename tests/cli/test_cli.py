@@ -383,6 +383,10 @@ def test_each_mistake_is_one_line(
         (["join"], "Missing argument 'HOST:PORT'; try `semisfl join --help`$"),
         (["join", "--memory"], "'--memory' requires an argument; try `semisfl join --help`$"),
         (["compare", "--seeds", "0"], "Invalid value for '--seeds': .*; try `semisfl compare"),
+        (
+            ["export", "r", "--to", "onnxx"],
+            "Invalid value for '--to': 'onnxx' is not one of 'onnx',",
+        ),
         (["show", "missing.toml"], "cannot read missing.toml: No such file or directory$"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -605,6 +605,11 @@ def test_partition_and_clients_must_agree() -> None:
         ValueError, match=r"the data has 4 clients but clients.total = 5; set clients.total = 4"
     ):
         train(small(), data=DATA, partition=own, device="cpu")
+    named = replace(own, names=("2024", "2025", "scans", "more"))
+    with pytest.raises(
+        ValueError, match=r"has 4 clients \(the folders 2024, 2025, scans, ...\) but"
+    ):
+        train(small(), data=DATA, partition=named, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:", "cpu:1"])

@@ -21,8 +21,8 @@ def test_settings_that_are_no_dictionary_get_one_sentence(values: Any) -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("clients.active=40", "clients.active = 40 exceeds clients.total = 10"),
-        ("network.quorum=6", "network.quorum = 6 exceeds clients.active = 5"),
+        ("clients.active=40", "clients.active = 40 exceeds clients.total = 10; lower"),
+        ("network.quorum=6", "network.quorum = 6 exceeds clients.active = 5; lower"),
         (
             "optimizer.lr_min=0.5",
             "optimizer.lr_min = 0.5 exceeds optimizer.lr = 0.02; set optimizer.lr_min too",
