@@ -44,7 +44,9 @@ def serve(
     settings: Settings = None,
     certs: ServerCerts = Path("certs"),
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8443",
-    out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; default: a new one under runs/.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     allow_method: AllowMethod = None,
     device: Device = "auto",

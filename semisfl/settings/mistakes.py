@@ -41,6 +41,9 @@ def _may_be_none(section: type[BaseModel], location: Sequence[int | str]) -> boo
 def _unknown(key: str, keys: Sequence[str]) -> str:
     import difflib
 
+    if key in keys:  # a program wrote the dots of --set into a dictionary, or a file quotes them
+        section, _, own = key.rpartition(".")
+        return f"unknown key {key!r}; put {own!r} into the section {section!r}"
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else "`semisfl show digits` lists all keys"
     return f"unknown key {key!r}; {hint}"

@@ -88,6 +88,13 @@ def test_only_settings_that_can_be_off_are_offered_none() -> None:
     assert "none" not in str(error.value)
 
 
+def test_a_key_with_dots_is_no_nested_key() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'clients.total'; put 'total' into the section 'clients'"
+    ):
+        config.parse({"clients.total": 3})
+
+
 def test_several_mistakes_are_all_named() -> None:
     with pytest.raises(ConfigError) as error:
         config.parse({"rounds": 0, "seed": -1, "colour": 1})
