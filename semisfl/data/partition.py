@@ -83,7 +83,7 @@ def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     labels[np.concatenate([NONE, *(dataset.clients or {}).values()])] = UNKNOWN
     classes = dataset.classes
     counts = np.bincount(labels[labels >= 0], minlength=len(classes))
-    known = counts.any()
+    known = int(counts.sum())
     counts[counts == 1] = 0
     if known and not counts.any():
         raise ValueError(
@@ -91,13 +91,13 @@ def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
         )
     wanted, least = round(share * int(counts.sum())), int(np.count_nonzero(counts))
     taken = _apportion(counts, max(wanted, least))
-    if wanted < least:
+    if least >= 2 * share * known > 0:
         log.warning(
-            "data.validation = %g takes %d of %d labelled training images, as every class needs one; "
+            "data.validation = %g takes %d of %d labelled training images, as each class needs one; "
             "data.validation=none judges rounds on the test images and keeps all for training",
             share,
             least,
-            np.count_nonzero(labels >= 0),
+            known,
         )
     for name, count, take in zip(classes, counts, taken, strict=True):
         if count and take == count:

@@ -7,9 +7,11 @@ import numpy as np
 
 from semisfl.data import npz, sources
 from semisfl.data import partition as partitions
+from semisfl.data.cached import MAPPED_FROM
 from semisfl.data.dataset import Dataset
 from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition
+from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.counts import counted
 
@@ -25,6 +27,7 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
         data, known = join(data, others), others.classes == data.classes
+        _warn_of_copies(data)
         dealt = passed is None and data.clients is None
         if config.data.partition.kind == "dirichlet" and not known and dealt:
             log.warning(
@@ -143,7 +146,23 @@ def load_images(
     for note in data.notes:
         log.warning("%s", note)
     _warn_of_faint(data)
+    _warn_of_copies(data)
     return data
+
+
+def _warn_of_copies(data: Dataset) -> None:
+    """Count training images that are test images too. Published sets and those on disk are taken as they are."""
+    if lookup.DATA.find(data.name) or data.images.nbytes >= MAPPED_FROM:
+        return
+    tested = {hash(image.tobytes()) for image in data.test_images.numpy()}
+    if copies := sum(hash(image.tobytes()) in tested for image in data.images.numpy()):
+        log.warning(
+            "%d of %d training images of %s equal test images, so test accuracy may be too high; remove them "
+            "from either side",
+            copies,
+            len(data.images),
+            data.name,
+        )
 
 
 def _warn_of_faint(data: Dataset) -> None:

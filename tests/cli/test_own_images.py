@@ -1,6 +1,8 @@
 """Commands with one's own images: which preset they take, what it chooses, and how mistakes read."""
 
 import json
+import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -88,6 +90,23 @@ def test_images_that_use_little_of_the_range_are_named(
     assert (line in capsys.readouterr().err) is warned
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_training_images_that_are_test_images_too_are_counted(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["partition", *TINY, f"data.name={images}"]
+    assert main(words) == 0
+    assert "equal test images" not in capsys.readouterr().err
+    (images / "unlabeled").mkdir()
+    for number, file in enumerate(sorted((images / "test").rglob("*.png"))[:3]):
+        shutil.copy(file, images / "unlabeled" / f"{number}.png")
+    assert main(words) == 0
+    line = (
+        rf"warning: 3 of \d+ training images of {images.name} equal test images, so test accuracy"
+    )
+    assert re.search(line, capsys.readouterr().err)
+
+
 def test_limits_on_a_clients_influence_need_a_majority(capsys: pytest.CaptureFixture[str]) -> None:
     for active, expected in ((2, "mean"), (3, "clipped_mean")):
         assert main(["show", "images", "--json", "--set", f"clients.active={active}"]) == 0
@@ -136,7 +155,7 @@ def test_as_many_clients_as_the_data_have_folders(
     for client, count in (("one", 4), ("two", 9)):
         write_images(images / "clients" / client, count, rng)
     words = [command, *TINY, f"data.name={images}", "clients.total=3"]
-    refused(capsys, words, "data has 2 clients but clients.total = 3; set clients.total = 2")
+    refused(capsys, words, "data has 2 clients .the folders one, two. but clients.total = 3; set clients.total = 2")
 
 
 def test_class_folders_without_train_and_test_are_refused_alike(

@@ -86,6 +86,7 @@ def test_a_share_below_one_image_per_class_still_takes_one_of_each_and_says_so(
     assert "data.validation = 0.005 takes 4 of 200 labelled training images" in caplog.text
     caplog.clear()
     set_aside(data, 0.02, 0)
+    set_aside(data, 0.0125, 0)  # 4 of 200, where 2.5 were asked for
     assert not caplog.text
     three = replace(data, labels=torch.where(data.labels == 3, 0, data.labels))
     assert np.bincount(three.labels[set_aside(three, 0.005, 0)]).tolist() == [1, 1, 1]
