@@ -112,6 +112,9 @@ def _draw_chart(axes: "Axes", chart: Chart, groups: Sequence[Group]) -> None:
         judged = accuracy_of(group.judged_on for group in groups)
         axes.set_title(f"{judged} (%)", fontsize=10)
     axes.set_xlabel(chart.axis.title)
+    if chart.axis == ROUNDS:
+        whole = {"integer": True, "min_n_ticks": 1}  # there is no round 1.5
+        axes.xaxis.get_major_locator().set_params(**whole)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if not drawn:

@@ -19,9 +19,11 @@ MOST_NUMBERED = 30
 
 def picture(evaluation: Evaluation) -> "Figure":
     from matplotlib.figure import Figure  # slow to import, and only used here
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     side = float(np.clip(1.8 + 0.42 * len(evaluation.classes), 4, 14))
-    figure = Figure(figsize=(side + 4.8, max(side, 4.4)), layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=0.1)  # square axes come out a little higher than planned
+    figure = Figure(figsize=(side + 4.8, max(side, 4.4)), layout=layout)
     confusion, calibration = figure.subplots(1, 2, width_ratios=[side, 4])
     _confusion(confusion, evaluation)
     _calibration(calibration, evaluation)

@@ -155,7 +155,11 @@ def test_as_many_clients_as_the_data_have_folders(
     for client, count in (("one", 4), ("two", 9)):
         write_images(images / "clients" / client, count, rng)
     words = [command, *TINY, f"data.name={images}", "clients.total=3"]
-    refused(capsys, words, "data has 2 clients .the folders one, two. but clients.total = 3; set clients.total = 2")
+    refused(
+        capsys,
+        words,
+        "data has 2 clients .the folders one, two. but clients.total = 3; set clients.total = 2",
+    )
 
 
 def test_class_folders_without_train_and_test_are_refused_alike(

@@ -91,6 +91,15 @@ def test_a_run_in_a_folder_of_another_user_is_reported_without_its_picture(
     assert "x.png: its folder cannot be written to; choose another" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 150])
+def test_ticks_of_rounds_are_whole(rounds: int, tmp_path: Path) -> None:
+    groups = grouping.group_runs(grouping.find_runs([write_run(tmp_path / "r", [50.0] * rounds)]))
+    figure = plots.picture(groups)
+    figure.draw_without_rendering()
+    ticks = figure.axes[0].get_xticks()
+    assert len(ticks) and all(tick == int(tick) for tick in ticks)
+
+
 def test_cost_of_a_target_counts_only_runs_that_reach_it(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [None, 70.0, 85.0, 80.0], seed=1)
     write_run(tmp_path / "b", [None, 90.0, 91.0, 92.0], seed=2)
