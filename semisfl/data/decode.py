@@ -83,15 +83,16 @@ def labeled(source: Source) -> Source:
         trains = int((kept < whole.trains).sum())
         if not trains or len(kept) == len(places):
             return whole
-        holds = whole.holder is not None and (whole.holder[kept] >= 0).any()
+        holder = None if whole.holder is None else whole.holder[kept]
+        held = holder is not None and (holder >= 0).any()
         return replace(
             whole,
             names=[whole.names[place] for place in kept],
             open=lambda place: whole.open(int(kept[place])),
             labels=whole.labels[kept],
             trains=trains,
-            holders=whole.holders if holds else (),
-            holder=whole.holder[kept] if holds else None,
+            holders=whole.holders if held else (),
+            holder=holder if held else None,
             pixels=None if whole.pixels is None else whole.pixels[kept],
         )
 
