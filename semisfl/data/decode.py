@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,32 +71,6 @@ class Source:
     name: str
     files: tuple[Path, ...]  # none: reading them is as fast as reading a cache
     listing: Callable[[], Listing]
-
-
-def labeled(source: Source) -> Source:
-    """Return the images of a source that have a label, and its test images: what a server of devices uses."""
-
-    def listing() -> Listing:
-        whole = source.listing()
-        places = np.arange(len(whole.labels))
-        kept = places[(whole.labels >= 0) | (places >= whole.trains)]
-        trains = int((kept < whole.trains).sum())
-        if not trains or len(kept) == len(places):
-            return whole
-        holder = None if whole.holder is None else whole.holder[kept]
-        held = holder is not None and (holder >= 0).any()
-        return replace(
-            whole,
-            names=[whole.names[place] for place in kept],
-            open=lambda place: whole.open(int(kept[place])),
-            labels=whole.labels[kept],
-            trains=trains,
-            holders=whole.holders if held else (),
-            holder=holder if held else None,
-            pixels=None if whole.pixels is None else whole.pixels[kept],
-        )
-
-    return Source(f"{source.name}-labeled", source.files, listing)
 
 
 def open_image(data: bytes | Path) -> Image.Image:

@@ -5,9 +5,11 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+
 from semisfl.data import cached, hub, npz, places
 from semisfl.data.dataset import Dataset
-from semisfl.data.decode import Source, labeled
+from semisfl.data.decode import Listing, Source
 from semisfl.settings import lookup
 from semisfl.settings.entries import NamedData
 
@@ -47,12 +49,38 @@ def load(
             f"data {name!r} is neither a known set ({', '.join(lookup.DATA.all())}) nor a path to images"
             f"{_searched()}"
         )
-    dataset = _dataset(labeled(source) if labeled_only else source, None, size, like, cache)
+    dataset = _dataset(_labeled(source) if labeled_only else source, None, size, like, cache)
     return _checked(replace(dataset, name=source.name), tested)
 
 
 load_data = load
 """The package's public name: its `load` opens a trained model."""
+
+
+def _labeled(source: Source) -> Source:
+    """Return the images of a source that have a label, and its test images: what a server of devices uses."""
+
+    def listing() -> Listing:
+        whole = source.listing()
+        places = np.arange(len(whole.labels))
+        kept = places[(whole.labels >= 0) | (places >= whole.trains)]
+        trains = int((kept < whole.trains).sum())
+        if not trains or len(kept) == len(places):
+            return whole
+        holder = None if whole.holder is None else whole.holder[kept]
+        held = holder is not None and (holder >= 0).any()
+        return replace(
+            whole,
+            names=[whole.names[place] for place in kept],
+            open=lambda place: whole.open(int(kept[place])),
+            labels=whole.labels[kept],
+            trains=trains,
+            holders=whole.holders if held else (),
+            holder=holder if held else None,
+            pixels=None if whole.pixels is None else whole.pixels[kept],
+        )
+
+    return Source(f"{source.name}-labeled", source.files, listing)
 
 
 def _named(entry: NamedData, size: int | None, like: Dataset | None, cache: Path | None) -> Dataset:
