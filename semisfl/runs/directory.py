@@ -49,8 +49,11 @@ FLEET_CHANGEABLE = (
 """Settings that may change too if the clients are devices, which come and go anyway."""
 
 
-STARTED = ("run.lock", ENVIRONMENT, HOLDINGS)
-"""Files that a start leaves if it is killed before it has written the settings."""
+WRITTEN = (
+    *("best.safetensors", "latest.safetensors", METRICS, "run.log", "partition.png"),
+    *("fleet.json", "fleet.jsonl", "roster.json"),
+)
+"""Files that a run writes after its settings: without settings they are somebody else's."""
 
 
 class RunDirectory:
@@ -103,11 +106,11 @@ class RunDirectory:
             )
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose another --out")
-        if others := _other_files(path):
-            raise ValueError(
-                f"{path} is no run and holds {others[0]}{' and more' if len(others) > 1 else ''}; "
-                "choose a new or empty folder as --out"
-            )
+        for name in WRITTEN:
+            if (path / name).exists():
+                raise ValueError(
+                    f"{path} is no run and holds {name}, which a run would overwrite; choose another --out"
+                )
         if not is_utf8(str(path)):
             raise ValueError(
                 f"{path} is not UTF-8, and checkpoints could not be read there; choose another --out"
@@ -290,11 +293,3 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of a round; raise ValueError if no run wrote them."""
     RoundMetrics.from_dict(values)
     return values
-
-
-def _other_files(folder: Path) -> list[str]:
-    """Return the names of what lies in a folder, without hidden files and those of a start that was killed."""
-    with contextlib.suppress(OSError):  # what cannot be read is refused where it is written
-        names = sorted(entry.name for entry in folder.iterdir())
-        return [name for name in names if name not in STARTED and not name.startswith(".")]
-    return []

@@ -84,9 +84,9 @@ def test_mistakes_are_named_before_images_are_decoded(
     )
     refused(capsys, serve_words(labeled, "digits", "--listen", "127.0.0.1"), "is not HOST:PORT")
     refused(capsys, ["serve", "digits", "--labeled", str(labeled)], "server.crt cannot be read")
-    (labeled / "notes.txt").touch()
+    (labeled / "run.log").touch()
     words = serve_words(labeled, "digits", "--out", str(labeled))
-    refused(capsys, words, "labeled is no run and holds notes.txt and more; choose a new or empty")
+    refused(capsys, words, "labeled is no run and holds run.log, which a run would overwrite")
 
 
 def test_a_device_without_memory_or_a_port_is_refused(

@@ -326,17 +326,17 @@ def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         RunDirectory.create(tmp_path / "run", small())
 
 
-def test_a_folder_that_holds_other_files_is_refused(tmp_path: Path) -> None:
-    """A run would be mixed with them, and would overwrite a `best.safetensors` of somebody else."""
+def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "models"
     place.mkdir()
-    (place / ".gitkeep").touch()
+    (place / "log.txt").touch()  # where the shell sends what the command prints
     for name in ("run.lock", "environment.json", "holdings.json"):  # of a start that was killed
         (place / name).write_text("{}")
     RunDirectory.create(place, small()).undo()
     (place / "best.safetensors").write_text("mine")
     with pytest.raises(
-        ValueError, match=r"models is no run and holds best.safetensors; choose .* empty folder"
+        ValueError,
+        match=r"models is no run and holds best.safetensors, which a run would overwrite",
     ):
         train(small("rounds=1"), data=DATA, device="cpu", out=place)
     assert (place / "best.safetensors").read_text() == "mine"
