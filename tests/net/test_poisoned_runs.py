@@ -159,7 +159,7 @@ def test_serve_limits_each_device_unless_it_is_told_otherwise(
         raise ValueError("enough")
 
     monkeypatch.setattr(start, "begin", begin)
-    monkeypatch.setattr("semisfl.runs.run_data.load_images", lambda *_: toy_data(3)[0])
+    monkeypatch.setattr("semisfl.runs.run_data.load_images", lambda *_, **__: toy_data(3)[0])
     how: Any = {"out": tmp_path / "run", "listen": "127.0.0.1:0", "insecure_loopback": True}
     with pytest.raises(ValueError, match="enough"):
         devices.serve(tmp_path, settings=changes, **how)
