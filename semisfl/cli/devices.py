@@ -29,6 +29,7 @@ from semisfl.cli.options import (
     require_certs,
     show_log,
     values_of,
+    warn_of_unread,
 )
 from semisfl.settings.counts import counted
 
@@ -91,6 +92,7 @@ def serve(
         if resume
         else config.parse(presets.served(values_of(preset, settings)))
     )
+    warn_of_unread(options.method, settings)
     show_log()
     identity = None if insecure_loopback else certs
     with (

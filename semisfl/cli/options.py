@@ -183,6 +183,16 @@ def chosen_preset(
     return preset
 
 
+def warn_of_unread(method: str, settings: Sequence[str] | None) -> None:
+    """Name the settings of ``--set`` that only other methods read."""
+    from semisfl.settings import lookup
+
+    sections = lookup.unread_settings(method)
+    for key in (one.partition("=")[0] for one in settings or ()):
+        if key.partition(".")[0].strip() in sections:
+            console.say(f"method {method} does not read {key}", "warning")
+
+
 def name_of(preset: str) -> str:
     path = Path(preset)
     return path.stem if _is_file(path) else preset

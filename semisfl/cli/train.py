@@ -22,6 +22,7 @@ from semisfl.cli.options import (
     name_of,
     refuse_beside_resume,
     values_of,
+    warn_of_unread,
 )
 from semisfl.runs import plots, sweeps
 from semisfl.runs.grouping import judged_on
@@ -60,6 +61,7 @@ def run(
     else:
         preset = chosen_preset(preset, settings, quiet=quiet)
         config = configs.parse(values_of(preset, settings))
+        warn_of_unread(config.method, settings)
         if launched is not None:
             config, resume = torchrun.lead(launched, config, out)
             limits = ()  # a resumed run keeps its own limits

@@ -129,6 +129,22 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
     assert re.match(r"semisfl: round 2/2  accuracy +\d+\.\d %  \d+\.\d s  left 0:00", lines[1])
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_a_setting_that_only_another_method_reads_is_named(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misplaced setting would else change nothing in silence."""
+    words = train_arguments(images, "method=supervised", "fedswitch.align=client")
+    assert main([*words, "semisfl.align=client"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == [
+        f"warning: method supervised does not read {section}.align"
+        for section in ("fedswitch", "semisfl")
+    ]
+    assert main(train_arguments(images, "semisfl.align=client", "--quiet")) == 0
+    assert not capsys.readouterr().err
+
+
 def test_what_is_said_before_the_first_round_is_in_the_log_of_its_run_alone(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
