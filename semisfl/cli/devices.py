@@ -92,7 +92,7 @@ def serve(
         if resume
         else config.parse(presets.served(values_of(preset, settings)))
     )
-    warn_of_unread(options.method, settings)
+    warn_of_unread(options, settings)
     show_log()
     identity = None if insecure_loopback else certs
     with (

@@ -8,12 +8,15 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from semisfl.cli import console
 from semisfl.settings.extras import needs
+
+if TYPE_CHECKING:
+    from semisfl.settings.config import Config
 
 Preset = Annotated[
     str,
@@ -183,14 +186,11 @@ def chosen_preset(
     return preset
 
 
-def warn_of_unread(method: str, settings: Sequence[str] | None) -> None:
-    """Name the settings of ``--set`` that only other methods read."""
-    from semisfl.settings import lookup
-
-    sections = lookup.unread_settings(method)
-    for key in (one.partition("=")[0] for one in settings or ()):
-        if key.partition(".")[0].strip() in sections:
-            console.say(f"method {method} does not read {key}", "warning")
+def warn_of_unread(config: "Config", settings: Sequence[str] | None) -> None:
+    """Name the settings of ``--set`` that only other methods read: the method's configuration has no such section."""
+    for key in (one.partition("=")[0].strip() for one in settings or ()):
+        if key.partition(".")[0] not in type(config).model_fields:
+            console.say(f"method {config.method} does not read {key}", "warning")
 
 
 def name_of(preset: str) -> str:

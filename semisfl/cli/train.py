@@ -61,7 +61,7 @@ def run(
     else:
         preset = chosen_preset(preset, settings, quiet=quiet)
         config = configs.parse(values_of(preset, settings))
-        warn_of_unread(config.method, settings)
+        warn_of_unread(config, settings)
         if launched is not None:
             config, resume = torchrun.lead(launched, config, out)
             limits = ()  # a resumed run keeps its own limits

@@ -49,8 +49,11 @@ def load(
             f"data {name!r} is neither a known set ({', '.join(lookup.DATA.all())}) nor a path to images"
             f"{_searched()}"
         )
-    dataset = _dataset(_labeled(source) if labeled_only else source, None, size, like, cache)
-    return _checked(replace(dataset, name=source.name), tested)
+    if labeled_only:
+        dataset = replace(_dataset(_labeled(source), None, size, like, cache), name=source.name)
+    else:
+        dataset = _dataset(source, None, size, like, cache)
+    return _checked(dataset, tested)
 
 
 load_data = load

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from semisfl.data import npz, sources
 from semisfl.data import partition as partitions
@@ -27,7 +28,6 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
         data, known = join(data, others), others.classes == data.classes
-        _warn_of_copies(data)
         dealt = passed is None and data.clients is None
         if config.data.partition.kind == "dirichlet" and not known and dealt:
             log.warning(
@@ -146,15 +146,15 @@ def load_images(
     for note in data.notes:
         log.warning("%s", note)
     _warn_of_faint(data)
-    _warn_of_copies(data)
+    _warn_of_copies(data, (like or data).test_images)
     return data
 
 
-def _warn_of_copies(data: Dataset) -> None:
+def _warn_of_copies(data: Dataset, tests: Tensor) -> None:
     """Count training images that are test images too. Published sets and those on disk are taken as they are."""
     if lookup.DATA.find(data.name) or data.images.nbytes >= MAPPED_FROM:
         return
-    tested = {hash(image.tobytes()) for image in data.test_images.numpy()}
+    tested = {hash(image.tobytes()) for image in tests.numpy()}
     if copies := sum(hash(image.tobytes()) in tested for image in data.images.numpy()):
         log.warning(
             "%d of %d training images of %s equal test images, so test accuracy may be too high; remove them "

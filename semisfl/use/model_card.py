@@ -23,7 +23,7 @@ KINDS = {
     "model_down": "the shared weights",
     "teacher_down": "the teacher's weights",
 }
-"""What is sent, by kind and direction, with what an attacker may learn from it."""
+"""Traffic by kind and direction, with what an attacker may learn from it."""
 
 
 def write(model: Classifier, path: Path) -> None:

@@ -33,7 +33,7 @@ class ClientCertificate:
     name: str
     serial: int
     valid_until: datetime
-    pem: bytes = b""
+    pem: bytes
 
 
 class Trust:

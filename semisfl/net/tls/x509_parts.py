@@ -21,7 +21,7 @@ MISSING = {
     "client": "; `semisfl certs client` makes it, in clients/NAME of the authority's folder",
     "server": "; `semisfl certs server` makes it",
 }
-"""What to do if a file of this name is not there."""
+"""Advice on a file of this name that is not there."""
 
 
 class CertError(ValueError):
