@@ -139,8 +139,8 @@ def _have(text: str) -> dict[str, tuple[int, int]]:
 class Guard:
     """Check who may see the page, and tell browsers what they may do with it.
 
-    With a token, a browser needs it or the cookie that replaced it. Without one the page is on loopback, and
-    a request under another host name (DNS rebinding) is refused.
+    With a token, a browser needs it or the cookie that replaced it. Without one the page is on loopback; a request
+    under another host name (DNS rebinding), and one that another site's page makes, are refused.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, secure: bool) -> None:
@@ -169,6 +169,8 @@ class Guard:
         if self._token is None:
             if not LOOPBACK_HOST.fullmatch(request.headers.get("host", "")):
                 return PlainTextResponse("this page answers to localhost only", 403, LEAVE)
+            if _from_another_site(request):
+                return PlainTextResponse("this page answers to itself only", 403, LEAVE)
             return None
         if _same(_cookie(request.headers.get("cookie", "")), self._session):
             return None
@@ -188,6 +190,13 @@ class Guard:
             401,
             {"www-authenticate": "Bearer", **LEAVE},
         )
+
+
+def _from_another_site(request: Request) -> bool:
+    """Return whether another site's page asks for more than to open this one. Every browser says so."""
+    asker = request.headers.get("sec-fetch-site", "none")
+    opens = request.headers.get("sec-fetch-mode") == "navigate"
+    return asker not in ("none", "same-origin") and not opens
 
 
 def _cookie(header: str) -> str:

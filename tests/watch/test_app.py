@@ -103,6 +103,18 @@ def test_a_request_under_another_host_name_is_refused(run: Path) -> None:
             assert ask(url, host=host)[0] == 200, host
 
 
+def test_a_request_of_another_sites_page_is_refused_but_its_link_works(run: Path) -> None:
+    with page(run) as url:
+        for asker in ("cross-site", "same-site"):  # same-site: another port of this machine
+            for path in ("/", "/api/runs", "/plotly.min.js"):
+                asked = {"sec-fetch-site": asker, "sec-fetch-mode": "no-cors"}
+                assert ask(url, path, **asked)[0] == 403, (asker, path)
+            opened = {"sec-fetch-site": asker, "sec-fetch-mode": "navigate"}
+            assert ask(url, **opened)[0] == 200, asker
+        own = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
+        assert ask(url, "/api/runs", **own)[0] == 200
+
+
 def test_with_a_token_requests_need_it(run: Path) -> None:
     with page(run, Address("127.0.0.1", 0, TOKEN)) as url:
         for path in ("/", "/api/runs", "/page.js", "/?token=wrong", f"/api/runs?token={TOKEN}"):
