@@ -25,6 +25,9 @@ KEPT_BUFFER = 8 * 1024 * 1024
 LARGEST_MESSAGE = 16 * CHUNK
 """Largest message that gRPC delivers. The receiver can refuse one over CHUNK bytes and log its sender;
 on a larger one gRPC ends the stream and reports nothing to the receiver."""
+WINDOW = 8 * CHUNK
+"""Bytes of a stream that may wait in gRPC's memory before they are read. A link whose round trip takes
+0.1 s carries 40 MB/s with it."""
 BEAT_SECONDS = 10.0
 """Between two heartbeats of the server. A client answers as soon as its connection is free."""
 SILENCE_SECONDS = 25.0
@@ -51,6 +54,9 @@ def options() -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", 2**31 - 1),
         ("grpc.http2.ping_timeout_ms", 600_000),
+        # gRPC would widen its window with the link's delay, which the other side can feign.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW),
         ("grpc.max_receive_message_length", LARGEST_MESSAGE),
         ("grpc.max_metadata_size", 8 * 1024),
         # No message is compressed: a short one could become a long one. 1: as it is, and no other way.

@@ -29,7 +29,7 @@ from semisfl.net.server import endpoint
 from semisfl.net.server.trust import Trust
 from semisfl.net.terms import Terms
 from semisfl.settings.config import Config
-from tests.net.harness import CLASSES, SIDE, tiny
+from tests.net.harness import CLASSES, SIDE, Proxy, tiny
 from tests.processes import Forked
 
 EPOCH = 1
@@ -228,10 +228,16 @@ def attacked(
     most: int,
     seconds: float = 60,
     approves: bool = True,
+    delay: float = 0.0,
 ) -> Any:
-    """Let a device process join a rogue server; return how it ended and what the server heard."""
+    """Let a device process join a rogue server; return how it ended and what the server heard.
+
+    ``delay``: seconds of the way between them.
+    """
     with rogue(script) as server:
         address = f"127.0.0.1:{server.port}"
+        if delay:
+            address = f"127.0.0.1:{Proxy(address, delay=delay).port}"
         join = ["join", address, "--data", str(images), "--insecure-loopback", "--name", "one"]
         ended = run_device([*join, "--device", "cpu", *words], most, seconds, approves)
         return ended, server

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import weakref
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from semisfl.fleet.packing import joined, tensor_names
 from semisfl.models.build import build_model
+from semisfl.net import chunks
 from semisfl.net.terms import Terms
 from tests.net.harness import Client, network, tiny, until
 from tests.net.rogue_server import Peer, attacked, folder_of_images, rogue, split_frame, terms
@@ -55,6 +57,34 @@ def test_frames_that_nobody_reads_wait_at_the_server(images: Path) -> None:
     ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB)
     assert ended.status == REFUSED and ended.peak < 300 * MB, ended
     assert "refuses this client: enough" in ended.output.splitlines()[-1]
+
+
+def test_a_long_way_to_the_server_does_not_let_frames_pile_up(images: Path) -> None:
+    """gRPC's window grew with delay times rate, and filled once the device did not read for a while."""
+    wide = [{"kind": "flatten"}, {"kind": "linear", "features": 4096}, {"kind": "linear"}]
+    text = terms(config__model__layers=wide, config__model__cut=2, config__rounds=60)
+    frame, skipped, earlier = split_frame(text), bytes(4 * MB), 7
+
+    async def script(peer: Peer) -> None:
+        await peer.welcome(text)
+        await peer.say("enrolled", {"client": 0})
+
+        began = time.monotonic()
+        while time.monotonic() < began + 8:
+            for chunk in chunks.cut([skipped], earlier, 1):
+                await peer.context.write(chunk)
+
+        async def flood() -> None:
+            while True:
+                await peer.say_bytes(frame)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(8)
+        flooding.cancel()
+        await peer.context.abort(grpc.StatusCode.PERMISSION_DENIED, "enough")
+
+    ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB, delay=0.25)
+    assert ended.status == REFUSED and ended.peak < 300 * MB, ended
 
 
 def test_states_count_as_large_as_they_are_once_decoded(images: Path, tmp_path: Path) -> None:

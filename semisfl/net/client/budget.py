@@ -7,6 +7,7 @@ from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
 from semisfl.fleet.slot import PREDICT_BATCH
 from semisfl.models.memory import FP32, amount, footprint
+from semisfl.net import chunks
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings.policy import PolicyBreach
 from semisfl.settings.sections import ConfigError
@@ -103,8 +104,11 @@ class Budget:
             self.reserve("predictions", count * self._predictions + together)
 
     def frames(self, size: int) -> None:
-        """Reserve the frames that may be here at a time; each takes ``size`` bytes at most, also once decoded."""
-        self.reserve("messages", FRAMES * size)
+        """Reserve the frames that may be here at a time; each takes ``size`` bytes at most, also once decoded.
+
+        What gRPC has received beyond them is counted with them.
+        """
+        self.reserve("messages", FRAMES * size + chunks.WINDOW)
 
     def words(self) -> str:
         """Return what is reserved, in one line."""
