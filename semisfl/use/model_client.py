@@ -97,7 +97,7 @@ class ModelClient:
             file = onnx_file.File(path, self._owner.budget.total)
             identity, part = file.about()["identity"], file.about()["part"]
             # A file may mix the images of a call, and bits are counted for each image alone.
-            runner = _one_by_one(file) if self._row_bits < math.inf else file
+            runner = self._one_by_one(file) if self._row_bits < math.inf else file
             shape = self.shape  # onnxruntime refuses any other than the file's
         else:
             model = load(path)
@@ -199,13 +199,7 @@ class ModelClient:
         if self._bottom is None:
             call, cleared = "Images", self._outgoing.pictures(images)
         else:
-            call, rows = "Features", self._bottom(images)
-            wanted = (len(images), self._features)  # the bits were counted for these
-            if tuple(rows.shape) != wanted or rows.dtype != torch.float32:
-                raise ValueError(
-                    f"the bottom gives {rows.dtype} {list(rows.shape)}, and {self._address} takes torch.float32 "
-                    f"{list(wanted)}; give the file of the model that it serves"
-                )
+            call, rows = "Features", self._checked(self._bottom(images), len(images))
             cleared = self._outgoing.answerable(rows)
         fields = {"identity": self.identity}
         request = b"".join(self._outgoing.frame(call.lower(), fields, cleared, self._codec))
@@ -218,6 +212,22 @@ class ModelClient:
                 "or it is not to be trusted"
             )
         return probabilities
+
+    def _one_by_one(self, bottom: Bottom) -> Bottom:
+        """Return ``bottom`` for one image at a time; it could else give two rows of one and none of another."""
+        return lambda images: torch.cat(
+            [self._checked(bottom(image), 1) for image in images.split(1)]
+        )
+
+    def _checked(self, rows: Tensor, count: int) -> Tensor:
+        """Return the bottom's ``rows``; raise `ValueError` unless they are as the bits were counted for."""
+        wanted = (count, self._features)
+        if tuple(rows.shape) != wanted or rows.dtype != torch.float32:
+            raise ValueError(
+                f"the bottom gives {rows.dtype} {list(rows.shape)}, and {self._address} takes torch.float32 "
+                f"{list(wanted)}; give the file of the model that it serves"
+            )
+        return rows
 
     def close(self) -> None:
         self.connection.close()
@@ -232,7 +242,3 @@ class ModelClient:
 def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
     network.bottom.eval().requires_grad_(False)
     return lambda images: torch.cat(list(outputs(network.bottom, images, normalizer)))
-
-
-def _one_by_one(bottom: Bottom) -> Bottom:
-    return lambda images: torch.cat([bottom(image) for image in images.split(1)])

@@ -469,9 +469,10 @@ def test_a_file_that_mixes_images_shows_no_more_of_each(
         torch.testing.assert_close(together, alone, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("policy", [NOISY, {}], ids=["noise", "none"])
+@pytest.mark.parametrize(("policy", "at_once"), [(NOISY, 1), ({}, 3)], ids=["noise", "none"])
 def test_a_file_that_gives_more_rows_than_images_sends_nothing(
     policy: dict[str, Any],
+    at_once: int,
     model: Classifier,
     server: ModelServer,
     authority: Path,
@@ -483,10 +484,43 @@ def test_a_file_that_gives_more_rows_than_images_sends_nothing(
     device = owner(DevicePolicy(**policy))
     with connect(address(server), authority, bottom=bottom, owner=device) as client:
         monkeypatch.setattr(client.connection, "ask", lambda *_: pytest.fail("sent"))
-        with pytest.raises(
-            ValueError, match=r"gives torch.float32 \[6, .* takes torch.float32 \[3,"
-        ):
+        gives, takes = (rf"torch.float32 \[{rows}," for rows in (2 * at_once, at_once))
+        with pytest.raises(ValueError, match=f"gives {gives} .* takes {takes}"):
             client.probabilities(PIXELS[:3])
+
+
+def test_a_file_that_gives_two_rows_of_one_image_and_none_of_another_sends_nothing(
+    model: Classifier,
+    server: ModelServer,
+    authority: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many rows as images are no proof: the bits of each image are counted for one row of it."""
+    bottom = bottom_file(model, tmp_path, "Compress", ["twice", "both"], axis=0)
+    file, node, make = onnx.load(bottom), onnx.helper.make_node, onnx.helper.make_tensor
+    last = file.graph.node.pop()
+    file.graph.initializer.append(make("dark", onnx.TensorProto.FLOAT, [1], [127.0]))
+    file.graph.node.extend(
+        [
+            node("Concat", ["rows", "rows"], ["twice"], axis=0),
+            node("ReduceMax", ["flat"], ["brightest"], axes=[0, 1], keepdims=0),
+            node("Greater", ["brightest", "dark"], ["bright"]),
+            node("Concat", ["bright", "bright"], ["both"], axis=0),
+            last,
+        ]
+    )
+    onnx.save(file, bottom)
+    images = torch.zeros(2, *model.shape, dtype=torch.uint8)
+    images[0] = 255
+    with connect(
+        address(server), authority, bottom=bottom, owner=owner(DevicePolicy(**NOISY))
+    ) as client:
+        monkeypatch.setattr(client.connection, "ask", lambda *_: pytest.fail("sent"))
+        with pytest.raises(
+            ValueError, match=r"gives torch.float32 \[2, .* takes torch.float32 \[1,"
+        ):
+            client.probabilities(images)
 
 
 def test_a_file_whose_weights_lie_in_another_one_is_refused(
