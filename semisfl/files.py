@@ -84,9 +84,9 @@ def is_utf8(name: str) -> bool:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read; raise `OSError` for a pipe, whose reader may wait for ever."""
-    if path.is_fifo():
-        raise OSError(errno.EINVAL, "it is a pipe", str(path))
+    """Open a file to read; raise `OSError` for a pipe or a device: its reader may wait for ever, or read without end."""
+    if path.is_fifo() or path.is_char_device():
+        raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
     return path.open("rb")
 
 

@@ -16,6 +16,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
 from semisfl.settings.presets import values_of
+from semisfl.use.memory_limit import MemoryLimit
 from semisfl.watch.device_events import DeviceEvents
 from semisfl.watch.follow import Followed
 from semisfl.watch.tail import Lines
@@ -149,6 +150,20 @@ def test_a_run_with_a_pipe_does_not_hide_the_others(name: str, tmp_path: Path) -
     (tmp_path / "bad" / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "bad" / name)
     runs = Runs([tmp_path]).everything()["runs"]["runs"]
+    assert [(run["name"], run["problem"]) for run in runs] == [("bad", None), ("good", None)]
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "fleet.jsonl", "run.lock", "run.log", "roster.json", "fleet.json"]
+)
+def test_a_run_with_a_link_to_a_device_does_not_take_all_memory(name: str, tmp_path: Path) -> None:
+    """To read /dev/zero would never end."""
+    for run in ("bad", "good"):
+        begun(tmp_path / run).unlock()
+    (tmp_path / "bad" / name).unlink(missing_ok=True)
+    (tmp_path / "bad" / name).symlink_to("/dev/zero")
+    with MemoryLimit(2**29).enforced():
+        runs = Runs([tmp_path]).everything()["runs"]["runs"]
     assert [(run["name"], run["problem"]) for run in runs] == [("bad", None), ("good", None)]
 
 
