@@ -95,7 +95,7 @@ def check_clients(config: Config, partition: Partition) -> None:
 
 
 def check_partition(partition: Partition, data: Dataset) -> None:
-    """Refuse images that are not there, two places for one image, and labels that are unknown or all the same."""
+    """Refuse images that are not there or have two places, labels that are unknown or all the same, and missing names."""
     for indices in (partition.labeled, partition.validation, *partition.clients):
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
             raise ValueError(
@@ -117,6 +117,11 @@ def check_partition(partition: Partition, data: Dataset) -> None:
         raise ValueError(
             f"the partition names image {twice[0]} twice; name each image once: labelled, for validation, or "
             "of one client"
+        )
+    if len(partition.names) not in (0, len(partition.clients)):
+        raise ValueError(
+            f"the partition has {counted(len(partition.names), 'name')} for {counted(len(partition.clients), 'client')}; "
+            "name every client, or none"
         )
     if not len(partition.labeled):
         raise ValueError("the partition has no labelled image; give the server one per class")

@@ -546,6 +546,15 @@ def test_an_image_has_one_place_in_a_partition(part: str) -> None:
         train(judged(part), data=data, partition=wrong, device="cpu")
 
 
+@pytest.mark.parametrize("names", [("one",), ("one", "two", "three")])
+def test_a_partition_names_every_client_or_none(names: tuple[str, ...]) -> None:
+    data, dealt = toy_data(2)
+    with pytest.raises(
+        ValueError, match=r"has \d names? for 2 clients; name every client, or none"
+    ):
+        train(tiny(2), data=data, partition=replace(dealt, names=names), device="cpu")
+
+
 def test_labelled_images_are_of_several_classes(caplog: pytest.LogCaptureFixture) -> None:
     data, dealt = toy_data(2)
     one, two = (replace(dealt, labeled=dealt.labeled[data.labels[:8] < most]) for most in (1, 2))
