@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.records import RESULTS, table
+from semisfl.settings.counts import amount
 
 
 def _read(name: str) -> Any:
@@ -96,7 +97,7 @@ def idle() -> str:
     lines = [
         (
             *(f"{one['clients']:,}", f"{one['seconds_to_connect']} s"),
-            *(f"{one['server_kilobytes_a_client']:.0f} KiB", f"{one['heartbeat_p99_ms']} ms"),
+            *(amount(1024 * one["server_kilobytes_a_client"]), f"{one['heartbeat_p99_ms']} ms"),
             f"{one['seconds_until_all_are_back']} s",
         )
         for one in _read("network")

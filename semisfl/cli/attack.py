@@ -21,6 +21,7 @@ from semisfl.cli.options import (
     name_of,
     values_of,
 )
+from semisfl.settings.counts import amount
 from semisfl.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _print_leakage(result: dict[str, Any]) -> None:
         table.add_row(
             entry["cut"],
             entry["defence"],
-            console.amount(entry["bytes_per_image"]),
+            amount(entry["bytes_per_image"]),
             _bits(entry["bits_per_image"]),
             f"{decoder['ssim']:.2f} ({entry['mean_image']['ssim']:.2f})",
             f"{decoder['psnr']:.1f} ({entry['mean_image']['psnr']:.1f})",

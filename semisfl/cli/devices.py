@@ -31,7 +31,7 @@ from semisfl.cli.options import (
     values_of,
     warn_of_unread,
 )
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
     from semisfl.runs.portable import Description
@@ -248,7 +248,7 @@ def demo_network(
     if result.stopped:
         print(f"stopped after {counted(len(result.rounds), 'round')}; saved in {place}")
         return
-    sent = console.amount(result.rounds[-1]["bytes_total"])
+    sent = amount(result.rounds[-1]["bytes_total"])
     print(
         f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds with four devices, {sent} sent "
         f"over mutual TLS, {console.clock(time.monotonic() - started)} min; no image left its device"

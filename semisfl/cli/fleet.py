@@ -9,6 +9,7 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, needs_network
+from semisfl.settings.counts import amount
 
 
 class Action(enum.StrEnum):
@@ -60,8 +61,8 @@ def _show(answer: dict[str, Any]) -> None:
             device.get("seen", console.UNKNOWN),
             str(device["client"]),
             str(device.get("images", console.UNKNOWN)),
-            console.amount(device["bytes_up"]),
-            console.amount(device["bytes_down"]),
+            amount(device["bytes_up"]),
+            amount(device["bytes_down"]),
         )
     console.out.print(table)
     here = sum("since" in device for device in answer["clients"])

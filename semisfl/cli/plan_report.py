@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semisfl.cli import console
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
     from semisfl.costs.about_images import AboutImages
@@ -32,11 +32,11 @@ def print_cuts(plan: "Plan") -> None:
         line = group[-1]
         table.add_row(
             _marked(plan, group),
-            console.amount(line.bottom_bytes),
-            console.amount(line.features_per_step),
+            amount(line.bottom_bytes),
+            amount(line.features_per_step),
             f"{line.client_flops / 1e9:,.1f}",
-            console.amount(line.client_memory) + ("" if line.fits else " !"),
-            console.amount(line.total),
+            amount(line.client_memory) + ("" if line.fits else " !"),
+            amount(line.total),
             f"{line.seconds:,.1f}",
             f"{line.rounds_per_day:,.0f}",
         )
@@ -56,11 +56,11 @@ def print_methods(plan: "Plan") -> None:
     for line in plan.methods:
         table.add_row(
             line.title,
-            console.amount(line.down),
-            console.amount(line.up),
+            amount(line.down),
+            amount(line.up),
             f"{line.seconds:,.1f}",
             *(f"{part:,.1f}" for part in (line.computing, line.sending, line.waiting)),
-            console.amount(plan.run_bytes(line)),
+            amount(plan.run_bytes(line)),
             f"{plan.run_hours(line):,.1f}",
         )
     console.out.print(table)
@@ -73,7 +73,7 @@ def print_methods(plan: "Plan") -> None:
     line = next((one for one in plan.methods if one.method == plan.config.method), plan.methods[0])
     print(
         f"The server of {line.title} computes for {line.server_seconds:,.1f} s of a round and needs at least "
-        f"{console.amount(line.server_memory)} of memory, and {console.amount(line.server_disk)} of disk for "
+        f"{amount(line.server_memory)} of memory, and {amount(line.server_disk)} of disk for "
         "its checkpoints.\n"
     )
 
@@ -104,14 +104,12 @@ def advice(plan: "Plan") -> list[str]:
     best, chosen, smallest = plan.best, plan.chosen, plan.smallest
     sentences = [
         f"Best cut for these connections and devices: {best.cut} ({best.seconds:,.1f} s per round, "
-        f"{best.rounds_per_day:,.0f} rounds a day, {console.amount(best.total)} per client)."
+        f"{best.rounds_per_day:,.0f} rounds a day, {amount(best.total)} per client)."
     ]
     if best.index != chosen.index:
         sentences.append(f"The configured cut, {chosen.cut}, takes {chosen.seconds:,.1f} s.")
     if smallest.index != best.index:
-        sentences.append(
-            f"Fewest bytes: {smallest.cut} ({console.amount(smallest.total)} per client)."
-        )
+        sentences.append(f"Fewest bytes: {smallest.cut} ({amount(smallest.total)} per client).")
     if not plan.full:
         return sentences
     rival = min(plan.full, key=lambda line: line.total)
@@ -201,11 +199,10 @@ def print_server(config: "Config", held: "AboutImages", world: "World", as_json:
 def _print_size(size: "ServerSize", title: str) -> None:
     from semisfl.costs.server_size import ALONE, CONNECTED
 
-    amount = console.amount
     each = size.memory_active / size.active
     rows = {
         "memory": (
-            f"{amount(size.memory)}: {amount(ALONE)} alone, {CONNECTED / 1024:.0f} KiB per connected device, "
+            f"{amount(size.memory)}: {amount(ALONE)} alone, {amount(CONNECTED)} per connected device, "
             f"{amount(each)} per active one"
         ),
         "open files": f"{size.devices:,}; raise LimitNOFILE of the unit above that",

@@ -13,6 +13,7 @@ from semisfl.cli.options import AllowMethod, Json, Target
 from semisfl.cli.planning import DeviceProfile, Downlink, Latency, Uplink
 from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
 from semisfl.files import save_picture
+from semisfl.settings.counts import amount
 
 if TYPE_CHECKING:
     from semisfl.costs.clock import World
@@ -98,7 +99,7 @@ def _print(
             str(summary.accuracy),
             _hours(summary.seconds),
             *(f"{share:.0%}" for share in shares(replays)),
-            console.amount(summary.bytes or 0),
+            amount(summary.bytes or 0),
         )
     console.out.print(table)
     if target is not None:
@@ -124,7 +125,7 @@ def _print_target(results: Results, target: float) -> None:
             f"{reached.reached} of {len(replays)}",
             console.UNKNOWN if reached.rounds is None else f"{reached.rounds:.0f}",
             _hours(reached.seconds),
-            console.UNKNOWN if reached.bytes is None else console.amount(reached.bytes),
+            console.UNKNOWN if reached.bytes is None else amount(reached.bytes),
         )
     console.out.print(table)
 
@@ -145,8 +146,8 @@ def _print_traffic(results: Results) -> None:
         by_client = sorted(_by_client(replays).values()) or [0]
         table.add_row(
             group.label,
-            *(console.amount(sent.get(kind, 0) / len(replays)) for kind in kinds),
-            *(console.amount(size / len(replays)) for size in (by_client[0], by_client[-1])),
+            *(amount(sent.get(kind, 0) / len(replays)) for kind in kinds),
+            *(amount(size / len(replays)) for size in (by_client[0], by_client[-1])),
         )
     console.out.print(table)
 

@@ -17,6 +17,7 @@ from semisfl.runs.paired import Difference
 from semisfl.runs.report import Summary, accuracy_of
 from semisfl.runs.sweeps import Swept
 from semisfl.runs.tables import write as write_table
+from semisfl.settings.counts import amount
 from semisfl.settings.lookup import note_of, title_of
 
 MOST_PAIRS = 15
@@ -203,7 +204,7 @@ def _target_cells(summary: Summary) -> list[str]:
 
 def _cost_cells(size: float | None, seconds: float | None) -> list[str]:
     return [
-        console.UNKNOWN if size is None else console.amount(size),
+        console.UNKNOWN if size is None else amount(size),
         console.UNKNOWN if seconds is None else console.clock(seconds),
     ]
 
@@ -224,7 +225,7 @@ def record(
 
     console.check_file(file, "FILE")
     records.write(run, file, brief)
-    print(f"record: {file} ({file.stat().st_size / 1000:.0f} kB)")
+    print(f"record: {file} ({amount(file.stat().st_size)})")
 
 
 COMMANDS = {"report": report_, "record": record}

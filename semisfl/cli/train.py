@@ -27,6 +27,7 @@ from semisfl.cli.options import (
 from semisfl.runs import plots, sweeps
 from semisfl.runs.grouping import judged_on
 from semisfl.runs.sweeps import PLAIN, read_variants
+from semisfl.settings.counts import amount
 
 
 def run(
@@ -115,7 +116,7 @@ def _print_run(result: Any, as_json: bool) -> None:
         )
         return
     if tested:
-        sent = console.amount(result.rounds[-1]["bytes_total"])
+        sent = amount(result.rounds[-1]["bytes_total"])
         print(
             f"{config.method}: {one_run.judged(config)} {result.accuracy:.1f} % after the last round ({done} of "
             f"{config.rounds}; best {result.best:.1f} %){one_run.at_the_end(result)}, {sent} sent, "

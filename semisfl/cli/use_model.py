@@ -12,7 +12,7 @@ import typer
 from semisfl.cli import console, drawing
 from semisfl.cli.options import Device, Json
 from semisfl.files import save_picture
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
     from semisfl.use.classifier import Classifier, Predictions
@@ -214,7 +214,7 @@ def export(
         print(json.dumps(written | checked | {"agreement": made.agreement}))
         return
     print(
-        f"{made.path}: {console.amount(size)}; on {counted(made.images, 'image')} it differs from the original by "
+        f"{made.path}: {amount(size)}; on {counted(made.images, 'image')} it differs from the original by "
         f"at most {made.difference:.2g} and gives the same class for {made.agreement:.1%}"
     )
     print(f"card: {made.card}")

@@ -11,8 +11,9 @@ from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
 from semisfl.engine.hardware import free_memory
 from semisfl.methods.sizes import Cost
-from semisfl.models.memory import FP32, amount
+from semisfl.models.memory import FP32
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.counts import amount
 
 CHECKPOINTS = 3
 """The latest, the one before it, and the next while it is written; ``best`` holds a model alone."""

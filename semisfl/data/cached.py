@@ -21,6 +21,7 @@ import numpy as np
 from semisfl.data import decode
 from semisfl.data.decode import Decoded, Size, Source
 from semisfl.files import TEMPORARY, cache_folder, write_whole
+from semisfl.settings.counts import amount
 
 CACHE_FORMAT = 3  # raise it when decoding changes: older cached copies are then ignored
 MAPPED_FROM = 2**30
@@ -78,7 +79,7 @@ class _ImageStore:
             return np.empty(shape, np.uint8)
         count, _, height, width = shape
         self.needs = (
-            f"{count} images of {width}x{height} take {size / 2**30:.1f} GiB decoded, which are kept on "
+            f"{count} images of {width}x{height} take {amount(size)} decoded, which are kept on "
             "disk; free some, set SEMISFL_CACHE to another disk, or give a smaller data.size"
         )
         folder = self._file.parent
@@ -86,7 +87,7 @@ class _ImageStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
             if free < size:
-                raise ValueError(f"{folder} has {free / 2**30:.1f} GiB free; {self.needs}")
+                raise ValueError(f"{folder} has {amount(free)} free; {self.needs}")
             self.on_disk = True
             self._temporary.touch(0o600)  # nobody else may look at the images
             return np.lib.format.open_memmap(

@@ -11,6 +11,8 @@ from math import ceil
 import numpy as np
 from PIL import ExifTags, Image
 
+from semisfl.settings.counts import amount
+
 LARGE = 2**22
 """Pixels above which an image is decoded alone."""
 MAX_PIXELS = 64 * 2**20
@@ -114,9 +116,9 @@ def _check_room(image: Image.Image, factor: int, room: int | None) -> None:
     each = {1: 2, 2: 4}.get(len(image.getbands()), 8)
     needed = pixels * each + 8 * pixels // factor**2
     if pixels > MAX_PIXELS or (room is not None and needed > room):
-        limit = "" if room is None else f" of {room / 1e6:.0f} MB that are left"
+        limit = "" if room is None else f" of {amount(room)} that are left"
         raise TooLarge(
-            f"a {image.width}x{image.height} {image.format} takes {needed / 1e6:.0f} MB to decode{limit}; "
+            f"a {image.width}x{image.height} {image.format} takes {amount(needed)} to decode{limit}; "
             "make it smaller"
         )
 

@@ -94,8 +94,3 @@ def _beside(placed: Placed) -> int:
 
 def _inside(placed: Placed) -> tuple[Placed, ...]:
     return (*placed.body, *placed.shortcut)
-
-
-def amount(size: float) -> str:
-    """Return bytes in GB or, below one, in MB."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -207,13 +207,6 @@ def test_a_wide_table_has_its_names_and_numbers_whole(
     assert console.out.width == width
 
 
-def test_amounts_have_three_digits_and_no_exponent() -> None:
-    sizes = (0, 999, 1234, 99_960, 999_600_000, 1.2e15)
-    assert [console.amount(size) for size in sizes] == [
-        *("0 B", "999 B", "1.23 kB", "100 kB", "1 GB", "1200 TB"),
-    ]
-
-
 def test_lines_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
     """The option may stand anywhere, and the last line of a failed command is JSON too."""
     for words in (

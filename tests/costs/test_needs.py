@@ -92,7 +92,7 @@ def test_a_run_that_does_not_fit_is_refused_before_its_directory_exists(
     monkeypatch.setattr(needs, "free_on", lambda device: 1_000_000)
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "of memory and 1.0 MB are free; lower clients.batch = 32" in error
+    assert "of memory and 1 MB are free; lower clients.batch = 32" in error
     monkeypatch.setattr(needs, "free_on", lambda device: None)
     monkeypatch.setattr(needs, "_free_disk", lambda place: 1000)
     assert main(words) == 2
@@ -108,7 +108,7 @@ def test_a_server_that_does_not_fit_is_refused_before_it_listens(
     words += ["--listen", "127.0.0.1:0", "--device", "cpu"]
     monkeypatch.setattr(needs, "free_on", lambda device: 1_000_000)
     assert main(words) == 2
-    assert "of memory and 1.0 MB are free; lower clients.batch = 32" in capsys.readouterr().err
+    assert "of memory and 1 MB are free; lower clients.batch = 32" in capsys.readouterr().err
     assert not Path("run").exists()
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.costs import server_size
 from semisfl.costs.server_size import Work, size_server
+from semisfl.settings.counts import amount
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
@@ -46,11 +46,11 @@ def test_the_table_of_the_docs_is_computed_from_them() -> None:
     size = size_server(20_000, 200, Work(steps=4, up=0, down=0, held=0, seconds=1.0))
     cpu = f"{1000 * size.cpu_per_device:.1f} ms | {size.server_seconds:.1f} s"
     for line in (
-        f"without devices | {console.amount(server_size.ALONE)} |",
-        f"connected device | {server_size.CONNECTED / 1024:.0f} KiB | {console.amount(size.memory_connected)}",
+        f"without devices | {amount(server_size.ALONE)} |",
+        f"connected device | {amount(server_size.CONNECTED)} | {amount(size.memory_connected)}",
         f"after a restart | {5000 * server_size.RETURN_SECONDS:.0f} s for 5,000 | {size.back_seconds:.0f} s",
         f"round of 4 steps | {cpu} |",
-        f"in a round | {console.amount(server_size.ACTIVE)} | {console.amount(size.memory_active)} |",
+        f"in a round | {amount(server_size.ACTIVE)} | {amount(size.memory_active)} |",
     ):
         assert line in PAGE, line
 

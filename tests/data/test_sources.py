@@ -403,7 +403,7 @@ def test_a_set_too_large_for_the_disk_is_refused(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=500))
     refuses(
-        "has 0.0 GiB free; 12 images of 8x8 take .* give a smaller data.size",
+        "has 500 B free; 12 images of 8x8 take .* give a smaller data.size",
         class_folder(tmp_path / "set"),
     )
     assert not list((tmp_path / "cache").iterdir())

@@ -134,14 +134,14 @@ ROGUES = {
     ),
     "impossible cut": Rogue(lambda: greeting(terms(config__model__cut=99)), "cannot be cut at 99"),
     "giant image": Rogue(lambda: greeting(terms(shape=[1, 16384, 16384])), "height = 16384"),
-    "large image": Rogue(lambda: greeting(terms(shape=[1, 512, 512])), "of memory, of 300.0 MB: "),
+    "large image": Rogue(lambda: greeting(terms(shape=[1, 512, 512])), "of memory, of 300 MB: "),
     "giant batch": Rogue(
         lambda: greeting(terms(config__clients__batch=3_000_000)), "clients.batch = 3e+06"
     ),
     "large batch": Rogue(
-        lambda: greeting(terms(config__clients__batch=65_536)), "of memory, of 300.0 MB: "
+        lambda: greeting(terms(config__clients__batch=65_536)), "of memory, of 300 MB: "
     ),
-    "many draws": Rogue(lambda: greeting(terms(config__clients__steps=1_000_000)), "draws 1.0 GB"),
+    "many draws": Rogue(lambda: greeting(terms(config__clients__steps=1_000_000)), "draws 1.02 GB"),
     "kept features": Rogue(
         lambda: greeting(
             terms(

@@ -58,7 +58,7 @@ def test_predictions_of_all_images_are_counted_if_whole_models_are_trained() -> 
     hardware = Hardware("cpu", config.runtime)
     budget = Budget(4 * 10**9)
     budget.begin(run, hardware, full_model=True)
-    with pytest.raises(PolicyBreach, match=r"predictions 4\.3 GB"):
+    with pytest.raises(PolicyBreach, match=r"predictions 4\.33 GB"):
         budget.images(4000 * SIDE * SIDE)
     budget.begin(replace(run, classes=10), hardware, full_model=True)
     budget.images(4000 * SIDE * SIDE)
@@ -142,7 +142,7 @@ def test_a_pass_over_many_images_is_counted_if_whole_models_are_trained() -> Non
     layers = [{"kind": "conv", "channels": 64, "kernel": 1}, {"kind": "relu"}, *LAST]
     budget = begun(tiny(1, method="fl2"), 64, layers, 300 * MB)
     budget.images(12 * 64 * 64)
-    with pytest.raises(PolicyBreach, match=r"predictions 1\.2 GB"):
+    with pytest.raises(PolicyBreach, match=r"predictions 1\.24 GB"):
         budget.images(600 * 64 * 64)
 
 

@@ -13,6 +13,7 @@ from semisfl.net.client.approval import Approval
 from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.counts import amount
 from tests.net.harness import Client, Network, certificates, network, tiny, until
 from tests.net.rogue_server import folder_of_images
 
@@ -62,10 +63,10 @@ def test_a_device_says_what_it_did(
     errors = capsys.readouterr().err
     assert errors.count(f"not followed in {images}: 1 link to folders") == 1
     line = errors.strip().splitlines()[-1]
-    assert line.startswith(
-        "the run is finished; 2 rounds with 6 images, no bound on bits per image, 0."
+    assert line == (
+        "the run is finished; 2 rounds with 6 images, no bound on bits per image, "
+        f"{amount(report['bytes_sent'])} sent, {amount(report['bytes_received'])} received"
     )
-    assert line.endswith(" MB received")
 
 
 def test_an_empty_folder_is_an_error_before_connecting(

@@ -1,6 +1,6 @@
 import pytest
 
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import amount, counted
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,10 @@ from semisfl.settings.counts import counted
 )
 def test_one_is_not_many(count: int, noun: str, text: str) -> None:
     assert counted(count, noun) == text
+
+
+def test_amounts_have_three_digits_and_no_exponent() -> None:
+    sizes = (0, 999, 1234, 99_960, 999_600_000, 1.2e15)
+    assert [amount(size) for size in sizes] == [
+        *("0 B", "999 B", "1.23 kB", "100 kB", "1 GB", "1200 TB"),
+    ]

@@ -6,9 +6,10 @@ from math import prod
 from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
 from semisfl.fleet.slot import PREDICT_BATCH
-from semisfl.models.memory import FP32, amount, footprint
+from semisfl.models.memory import FP32, footprint
 from semisfl.net import chunks
 from semisfl.net.terms import Terms, placed_model
+from semisfl.settings.counts import amount
 from semisfl.settings.policy import PolicyBreach
 from semisfl.settings.sections import ConfigError
 

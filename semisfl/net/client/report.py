@@ -12,7 +12,7 @@ from typing import Any
 from semisfl.files import timestamp, write_whole
 from semisfl.net.client.device import Device
 from semisfl.net.client.rejection import Rejected
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import amount, counted
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Report:
         carries = "no bound on" if bits is None else f"at most {bits:,}"
         return (
             f"{why}; {counted(now['rounds'], 'round')} with {counted(now['images'], 'image')}, {carries} bits per image, "
-            f"{now['bytes_sent'] / 1e6:.1f} MB sent, {now['bytes_received'] / 1e6:.1f} MB received"
+            f"{amount(now['bytes_sent'])} sent, {amount(now['bytes_received'])} received"
         )
 
     def _values(self, device: Device) -> dict[str, Any]:
