@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from semisfl.settings.mistakes import one_line
 from semisfl.settings.plain_values import read
 from semisfl.settings.sections import ConfigError, Section
 
@@ -76,6 +77,5 @@ def _profile(profiles: dict[str, Any], name: str, where: str) -> Profile:
     try:
         return Profile.model_validate(profiles[name])
     except ValidationError as error:
-        item = error.errors()[0]
-        key = ".".join(str(piece) for piece in item["loc"])
-        raise ConfigError(f"profile {where}{name}: {key}: {item['msg']}") from error
+        line = one_line(error, Profile, list(Profile.model_fields))
+        raise ConfigError(f"profile {where}{name}: {line}") from error

@@ -23,6 +23,7 @@ from semisfl.data.partition import Partition
 from semisfl.models.modules import layers_of
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.mistakes import one_line
 from semisfl.settings.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -93,9 +94,7 @@ class Description:
         try:
             return _checked().validate_python(known)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise TypeError(f"{where} = {first['input']!r:.80}: {first['msg']}") from error
+            raise TypeError(one_line(error, cls, list(cls.__dataclass_fields__))) from error
 
 
 @cache

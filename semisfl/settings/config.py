@@ -67,6 +67,7 @@ def _for_a_run(policy: Policy) -> Policy:
     return with_known_codec(policy, "policy.codec")
 
 
+ALL_KEYS = "`semisfl show digits` lists all keys"
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 _SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
 
@@ -232,7 +233,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(one_line(error, kind, known_keys(kind))) from error
+        raise ConfigError(one_line(error, kind, known_keys(kind), "", ALL_KEYS)) from error
 
 
 def _without_own_view(values: dict[str, Any]) -> dict[str, Any]:
@@ -260,8 +261,8 @@ def _without_others(
         try:
             classes[name].model_validate(without_retired(name, values[name]))
         except ValidationError as error:
-            keys = known_keys(classes[name], f"{prefix}{name}.")
-            raise ConfigError(one_line(error, classes[name], keys, f"{prefix}{name}.")) from error
+            keys, place = known_keys(classes[name]), f"{prefix}{name}."
+            raise ConfigError(one_line(error, classes[name], keys, place, ALL_KEYS)) from error
     return {key: value for key, value in values.items() if key not in others}
 
 

@@ -5,11 +5,12 @@ from the layers before it; settings that are left out are PyTorch's. A server se
 devices that never saw it, so everything in it has a limit.
 """
 
-import difflib
+import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -17,11 +18,20 @@ from pydantic import (
     ValidationError,
     model_serializer,
 )
+from pydantic_core import PydanticCustomError
+
+from semisfl.settings.mistakes import one_line
 
 MAX_LAYERS = 256
 """Most layers of a whole table, those inside residual blocks included."""
 MAX_WIDTH = 65_536
 MAX_SIDE = 64
+
+
+def _layer_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+        raise PydanticCustomError("name", "Input must be letters, digits, - and _, at most 40")
+    return name
 
 
 class LayerBase(BaseModel):
@@ -30,7 +40,7 @@ class LayerBase(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]+$", max_length=40)
+    name: Annotated[str, AfterValidator(_layer_name)] | None = None
 
     @model_serializer(mode="wrap")
     def _brief(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -205,20 +215,5 @@ def _parse_layer(values: Any, where: str, kinds: dict[str, type[Layer]]) -> Laye
     try:
         return kinds[kind].model_validate(values)
     except ValidationError as error:
-        raise ValueError(_one_line(error, where, kinds[kind])) from error
-
-
-def _one_line(error: ValidationError, where: str, kind: type[Layer]) -> str:
-    item = error.errors()[0]
-    key = str(item["loc"][0])
-    if item["type"] == "extra_forbidden":
-        known = list(kind.model_fields)
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-        return f"unknown key {where}.{key}; {hint}"
-    if item["type"] == "missing":
-        return f"{where} ({kind.model_fields['kind'].default}) has no {key}; set it"
-    if key == "name":
-        return f"{where}.name = {item['input']!r:.60} must be letters, digits, - and _, at most 40"
-    message = item["msg"].removeprefix("Input ")
-    return f"{where}.{key} = {item['input']!r:.60}: {message[:1].lower()}{message[1:]}"
+        keys = list(kinds[kind].model_fields)
+        raise ValueError(one_line(error, kinds[kind], keys, f"{where}.")) from error

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from semisfl.settings.mistakes import one_line
 from semisfl.settings.plain_values import read
 from semisfl.settings.retired import policy_without_off, refuse_retired
 from semisfl.settings.sections import ConfigError, Section
@@ -162,12 +163,8 @@ def parse_policy(values: Mapping[str, Any], where: str = "policy") -> DevicePoli
     try:
         return DevicePolicy.model_validate(current)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        unknown = first["type"] == "extra_forbidden"
-        hint = f"; known: {', '.join(DevicePolicy.model_fields)}" if unknown else ""
-        reason = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {key + ': ' if key else ''}{reason}{hint}") from None
+        line = one_line(error, DevicePolicy, list(DevicePolicy.model_fields))
+        raise ConfigError(f"{where}: {line}") from None
 
 
 def _least(one: float | None, other: float | None) -> Any:

@@ -64,7 +64,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--defence", "noise=-1"], "--defence noise=-1: noise: "),
+        (["--defence", "noise=-1"], "--defence noise=-1: noise = -1: should be "),
         (["--cuts", "pool9"], "--cuts 'pool9' is no layer of the model; its layers: conv1"),
         (
             ["--defence", "int8"],

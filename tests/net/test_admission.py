@@ -15,6 +15,7 @@ from semisfl.net.server.admission import (
     Refused,
     check_hello,
     check_ready,
+    cleaned,
     policy_of,
 )
 from semisfl.net.server.roster import Roster
@@ -65,8 +66,12 @@ def test_clients_that_fit_are_admitted(run: str) -> None:
         ({"methods": ["semifl"]}, "does not have method 'semisfl'"),
         ({"policy": {"codec": "int8"}}, "policy: wire.student_features = 'fp32' is finer than"),
         ({"policy": {"layers": "fc1"}}, r"policy\.layers = 'fc1' is a setting that only version"),
-        ({"policy": {"noise": -1.0}}, "policy: noise: .*greater than or equal to 0"),
-        ({"policy": {"nose": 1.0}}, "policy: nose: .*known: codec, clip"),
+        (
+            {"policy": {"noise": -1.0}},
+            r"policy: noise = -1\.0: should be greater than or equal to 0",
+        ),
+        ({"policy": {"nose": 1.0}}, "policy: unknown key 'nose'; did you mean 'noise'"),
+        ({"policy": {"x" * 200: 1.0}}, "policy: unknown key 'xxx.*; known: codec, clip"),
         ({"policy": {"codec": "int-8"}}, "policy: codec = 'int-8' is not known; use one of fp32"),
     ],
 )
@@ -97,9 +102,10 @@ def test_what_a_policy_says_is_one_short_line(policy: dict[str, Any]) -> None:
 
 
 def test_a_policy_that_cannot_be_read_is_one_short_line() -> None:
-    with pytest.raises(Refused, match=r"^the client's policy: x\?y") as refused:
+    with pytest.raises(Refused, match=r"^the client's policy: unknown key 'x\\nyzz") as refused:
         policy_of(hello(policy={"x\ny" + "z" * 60_000: 1}))
     assert len(refused.value.reason) == LONGEST_TEXT
+    assert cleaned("x\ny\x1bé") == "x?y??"
 
 
 def test_an_older_device_may_send_a_retired_policy_setting_that_is_off() -> None:

@@ -44,7 +44,7 @@ def test_the_largest_table_fits_into_a_welcome() -> None:
         ([{"kind": "relu"}] * 1000, "model.layers has 1000 layers; at most 256"),
         ([{"kind": "conv", "channels": 10**12}], "model.layers[0].channels = 1000000000000"),
         ([{"kind": "__import__"}], "model.layers[0].kind = '__import__' is not known"),
-        ([{"kind": "conv", "channels": 3, "hook": "x"}], "unknown key model.layers[0].hook"),
+        ([{"kind": "conv", "channels": 3, "hook": "x"}], "unknown key 'model.layers[0].hook'"),
     ],
 )
 def test_a_table_beyond_the_limits_is_refused_when_read(layers: Any, reason: str) -> None:

@@ -44,14 +44,14 @@ def at(index: int, row: Any) -> Rows:
         (at(2, {"size": 2}), "model.layers[2] has no kind"),
         (at(2, {"kind": "cnv"}), "model.layers[2].kind = 'cnv' is not known; use one of conv,"),
         (at(2, {"kind": ["conv"]}), "model.layers[2].kind = ['conv'] is not known"),
-        (at(0, {"kind": "conv"}), "model.layers[0] (conv) has no channels; set it"),
+        (at(0, {"kind": "conv"}), "model.layers[0].channels is missing; set it"),
         (
             at(0, {"kind": "conv", "chanels": 4, "channels": 4}),
-            "unknown key model.layers[0].chanels; did you mean 'channels'?",
+            "unknown key 'model.layers[0].chanels'; did you mean 'model.layers[0].channels'?",
         ),
         (
             at(1, {"kind": "relu", "inplace": True}),
-            "unknown key model.layers[1].inplace; it takes kind, name",
+            "unknown key 'model.layers[1].inplace'; known: kind, name",
         ),
         (
             at(0, {"kind": "conv", "channels": 0}),
@@ -71,7 +71,7 @@ def at(index: int, row: Any) -> Rows:
         ),
         (
             at(2, {"kind": "relu", "name": "a.b"}),
-            "model.layers[2].name = 'a.b' must be letters, digits, - and _, at most 40",
+            "model.layers[2].name = 'a.b': must be letters, digits, - and _, at most 40",
         ),
         (
             at(2, {"kind": "relu", "name": "a" * 41}),
@@ -87,13 +87,13 @@ def at(index: int, row: Any) -> Rows:
         ),
         (
             at(1, {"kind": "residual", "body": [{"kind": "relu"}], "shortcut": [{"kind": "conv"}]}),
-            "model.layers[1].shortcut[0] (conv) has no channels",
+            "model.layers[1].shortcut[0].channels is missing",
         ),
         (
             at(1, {"kind": "residual", "body": [{"kind": "residual", "body": []}]}),
             "model.layers[1].body[0] is a residual block inside another; put them one after the",
         ),
-        (at(1, {"kind": "residual"}), "model.layers[1] (residual) has no body; set it"),
+        (at(1, {"kind": "residual"}), "model.layers[1].body is missing; set it"),
         (
             at(1, {"kind": "residual", "body": []}),
             "model.layers[1].body = (): tuple should have at least 1 item",

@@ -38,8 +38,10 @@ def test_a_file_without_a_line_is_not_a_policy_without_limits(tmp_path: Path, te
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"nose": 1}, "nose: .*known: codec"),
-        ({"noise": -1}, "noise: .*greater than or equal to 0"),
+        ({"nose": 1}, "unknown key 'nose'; did you mean 'noise'"),
+        ({"zzz": 1}, "unknown key 'zzz'; known: codec, clip"),
+        ({"noise": 1, "clip": -1}, "policy: clip = -1: should be greater than 0, or none"),
+        ({"noise": -1}, "noise = -1: should be greater than or equal to 0"),
         ({"update_noise": 1.0}, "update_noise = 1 is in units of policy.update_clip"),
         (
             {"noise": 0.14, "update_clip": 1, "update_noise": 1},
@@ -58,7 +60,7 @@ def test_a_file_without_a_line_is_not_a_policy_without_limits(tmp_path: Path, te
         ),
         ({"epsilon": 2.0}, r"policy\.epsilon = 2\.0 is a setting that only version 0\.1\.0 has"),
         ({"layers": "flatten"}, r"policy\.layers = 'flatten' .* write model = \"sha256:"),
-        ({"hijacking": "maybe"}, "hijacking: "),
+        ({"hijacking": "maybe"}, "hijacking = 'maybe' is not known; use 'ignore'"),
     ],
 )
 def test_a_contradictory_policy_is_one_line(values: dict, message: str) -> None:
