@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from semisfl.settings.addresses import is_loopback, split_address
 from semisfl.settings.counts import counted
 from semisfl.settings.sections import ConfigError
 from semisfl.watch.connections import BACKLOG, Limits, Listener, Loop, protocol
@@ -41,13 +41,13 @@ class Address:
         cls, option: str, listen: str, token_file: Path | None, certificates: Path | None
     ) -> "Address":
         """Return the address of HOST:PORT, the value of ``option``. TLS is used only beyond loopback."""
-        host, _, port = listen.rpartition(":")
-        host = host.strip("[]")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise ConfigError(f"{option} {listen!r} is not HOST:PORT, e.g. 127.0.0.1:8780")
+        try:
+            host, port = split_address(listen)
+        except ConfigError as error:
+            raise ConfigError(f"{option} {error}") from None
         token = _read_token(token_file) if token_file is not None else None
-        if _is_loopback(host):
-            return cls(host, int(port), token)
+        if is_loopback(host):
+            return cls(host, port, token)
         if token is None:
             raise ConfigError(
                 f"{option} {listen} is not a loopback address, so a token is needed: "
@@ -63,7 +63,7 @@ class Address:
                 raise ConfigError(
                     f"{certificates} has no {name}; make it with `semisfl certs server`"
                 )
-        return cls(host, int(port), token, certificates)
+        return cls(host, port, token, certificates)
 
     def bind(self, limits: Limits | None = None) -> Listener:
         """Bind the port now, so that a wrong one fails before anything starts."""
@@ -85,13 +85,6 @@ class Address:
         scheme = "https" if self.certificates else "http"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{port}/"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read_token(file: Path) -> str:

@@ -21,7 +21,7 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
-from semisfl.net import chunks, hostport
+from semisfl.net import chunks
 from semisfl.net.client import connection, identity
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.diagnosis import FEW
@@ -31,6 +31,7 @@ from semisfl.net.client.rejection import Rejected
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import CertError, Credentials
 from semisfl.net.tls.credentials import parse
+from semisfl.settings.addresses import split_address
 from tests import processes
 from tests.net.harness import audited, loop_thread, network, on_loop, tiny, until
 
@@ -410,7 +411,7 @@ def test_a_certificate_that_expires_while_connected_ends_its_session(
 
 
 def serial_shown(address: str, place: Path) -> int:
-    place_of_server, trusted = hostport.split_address(address), str(place / "authority.crt")
+    place_of_server, trusted = split_address(address), str(place / "authority.crt")
     try:
         pem = ssl.get_server_certificate(place_of_server, ca_certs=trusted, timeout=20)
     except TimeoutError:

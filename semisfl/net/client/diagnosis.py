@@ -17,9 +17,9 @@ from cryptography import x509
 
 from semisfl.net.client.lines import plain
 from semisfl.net.client.rejection import Rejected, kind_of
-from semisfl.net.hostport import split_address
 from semisfl.net.tls import credentials as own
 from semisfl.net.tls.credentials import Credentials
+from semisfl.settings.addresses import split_address
 
 SECONDS = 5.0
 FEW = 3

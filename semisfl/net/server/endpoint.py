@@ -11,11 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from semisfl.net import hostport, messages
+from semisfl.net import messages
 from semisfl.net.chunks import Assembler
 from semisfl.net.frames import Frame, decode
 from semisfl.net.server.admission import Refused
 from semisfl.net.server.trust import Trust
+from semisfl.settings.addresses import split_address
 from semisfl.settings.config import ConfigError
 
 IDLE_SECONDS = 30
@@ -57,7 +58,7 @@ def open_port(
     }
     known = grpc.method_handlers_generic_handler(service, handlers)
     server.add_generic_rpc_handlers((known, *([_Other(other)] if other else [])))
-    host, port = hostport.split_address(listen)
+    host, port = split_address(listen)
     try:
         # gRPC, given a name, is content with one of its addresses; another program may have the others.
         for address in _addresses(host):
