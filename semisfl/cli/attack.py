@@ -185,8 +185,8 @@ def _print_leakage(result: dict[str, Any]) -> None:
             f"{decoder['psnr']:.1f} ({entry['mean_image']['psnr']:.1f})",
             f"{decoder['identified']:.0%} ({entry['chance_identified']['decoder']:.1%})",
             f"{entry['optimised']['ssim']:.2f}",
-            f"{mix['accuracy']:.0%} ({mix['chance']:.0%})" if mix else "–",
-            f"{auc:.2f} (0.50)" if auc is not None else "–",
+            f"{mix['accuracy']:.0%} ({mix['chance']:.0%})" if mix else console.UNKNOWN,
+            console.known(auc, "{:.2f} (0.50)".format),
         )
     console.out.print(table)
     _print_norms(result)
@@ -275,7 +275,7 @@ def poisoning(
     chosen = list(dict.fromkeys(job.rule for job in jobs))
     table = console.table("points of accuracy lost to attackers", ("attack", "share", *chosen))
     for attack, share, by_rule in lost:
-        cells = [f"{by_rule[rule]:+.1f}" if rule in by_rule else console.UNKNOWN for rule in chosen]
+        cells = [console.known(by_rule.get(rule), "{:+.1f}".format) for rule in chosen]
         table.add_row(attack, f"{share:.0%}", *cells)
     console.out.print(table)
     if len(outcomes) < len(jobs):

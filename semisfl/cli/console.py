@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from rich import box
 from rich.cells import cell_len
@@ -21,6 +21,8 @@ from rich.table import Table
 
 from semisfl.files import printable as printable
 from semisfl.files import timestamp
+
+T = TypeVar("T")
 
 NARROW = 70
 """On a terminal of fewer columns all columns of a table shrink, as numbers leave names no room to fold."""
@@ -230,6 +232,11 @@ def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
         else:
             printed.add_column(column, justify="right", no_wrap=True)
     return printed
+
+
+def known(value: T | None, show: Callable[[T], str] = str) -> str:
+    """Return the cell of a value; `UNKNOWN` for None."""
+    return UNKNOWN if value is None else show(value)
 
 
 # --- files ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Draw the pictures of commands."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from semisfl.cli.console import say
@@ -15,6 +15,11 @@ def can_draw() -> bool:
         return True
     say("no picture, as matplotlib is not installed; pip install 'semisfl[plots]'", "warning")
     return False
+
+
+def place_beside(runs: Sequence[Path], name: str) -> Path:
+    """Return the usual place of a picture: in the run's folder, or here if there are several runs."""
+    return (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / name
 
 
 def picture_at(place: Path) -> Path | None:

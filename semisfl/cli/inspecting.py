@@ -15,8 +15,8 @@ from semisfl.cli.options import (
     Insecure,
     Json,
     Settings,
+    client_credentials,
     needs_network,
-    require_certs,
     values_of,
 )
 from semisfl.settings.policy import DIGEST
@@ -75,23 +75,20 @@ def _of_server(
     address: str, certs: Path | None, insecure_loopback: bool, allow_methods: list[str]
 ) -> "Terms":
     from semisfl.net.client.inspect import read_terms
-    from semisfl.net.tls.certs import load_client_credentials
 
-    require_certs("inspect", certs, insecure_loopback)
     return read_terms(
         address,
-        None if certs is None else load_client_credentials(certs),
+        client_credentials("inspect", certs, insecure_loopback),
         insecure_loopback=insecure_loopback,
         allow_methods=allow_methods,
     )
 
 
 def _show_served(address: str, certs: Path | None, insecure_loopback: bool, as_json: bool) -> None:
-    from semisfl.net.tls.certs import load_client_credentials
     from semisfl.use.model_connection import ModelConnection, described
     from semisfl.use.served_model import text_of_model
 
-    files = None if certs is None else load_client_credentials(certs)
+    files = client_credentials("inspect", certs, insecure_loopback)
     connection = ModelConnection(address, None if insecure_loopback else files)
     try:
         model, _ = described(connection)

@@ -16,6 +16,7 @@ from semisfl.cli import console
 from semisfl.settings.extras import needs
 
 if TYPE_CHECKING:
+    from semisfl.net.tls.credentials import Credentials
     from semisfl.settings.config import Config
 
 Preset = Annotated[
@@ -207,6 +208,16 @@ def require_certs(command: str, certs: Path | None, insecure_loopback: bool) -> 
         raise ValueError(
             f"{command} needs --certs DIR, the folder that `semisfl certs client` made for this device"
         )
+
+
+def client_credentials(
+    command: str, certs: Path | None, insecure_loopback: bool
+) -> "Credentials | None":
+    """Return the credentials in ``--certs``; None if there is none, as ``--insecure-loopback`` allows."""
+    from semisfl.net.tls.credentials import load_client_credentials
+
+    require_certs(command, certs, insecure_loopback)
+    return None if certs is None else load_client_credentials(certs)
 
 
 def refuse_beside_resume(context: typer.Context) -> None:

@@ -64,7 +64,7 @@ class ProgressBar:
             total=run.config.rounds,
             completed=run.first,
             accuracy=_accuracy_text(None),
-            left="–",
+            left=console.UNKNOWN,
         )
 
     def write(self, metrics: RoundMetrics) -> None:

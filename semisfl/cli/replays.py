@@ -11,6 +11,7 @@ import typer
 from semisfl.cli import console, drawing
 from semisfl.cli.options import AllowMethod, Json, Target
 from semisfl.cli.planning import DeviceProfile, Downlink, Latency, Uplink
+from semisfl.cli.results import print_target
 from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
 from semisfl.files import save_picture
 from semisfl.settings.counts import amount
@@ -64,7 +65,7 @@ def replay(
         results.append((moved, report.summarise(moved, target), replays))
     if not json_:  # at once: drawing takes seconds
         _print(results, world, profile, codec, target)
-    place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "replay.png"
+    place = out or drawing.place_beside(runs, "replay.png")
     from semisfl.costs import charts
 
     pairs = [(group, replays) for group, _, replays in results]
@@ -97,13 +98,14 @@ def _print(
             str(len(replays)),
             str(summary.rounds),
             str(summary.accuracy),
-            _hours(summary.seconds),
+            console.known(summary.seconds, _hours),
             *(f"{share:.0%}" for share in shares(replays)),
             amount(summary.bytes or 0),
         )
     console.out.print(table)
     if target is not None:
-        _print_target(results, target)
+        lines = [(group.label, summary) for group, summary, _ in results]
+        print_target(f"to reach {target:g} %", lines, "hours", _hours)
     _print_traffic(results)
     for note in notes(results, codec):
         print(note)
@@ -111,23 +113,6 @@ def _print(
         f"{world.described(profile)} Work, send and wait are shares of an active client's time. Sent includes "
         "rounds that had to be repeated."
     )
-
-
-def _print_target(results: Results, target: float) -> None:
-    table = console.table(
-        f"to reach {target:g} %", ("method", "seeds that did", "rounds", "hours", "sent")
-    )
-    for group, summary, replays in results:
-        reached = summary.to_target
-        assert reached is not None
-        table.add_row(
-            group.label,
-            f"{reached.reached} of {len(replays)}",
-            console.UNKNOWN if reached.rounds is None else f"{reached.rounds:.0f}",
-            _hours(reached.seconds),
-            console.UNKNOWN if reached.bytes is None else amount(reached.bytes),
-        )
-    console.out.print(table)
 
 
 def _print_traffic(results: Results) -> None:
@@ -193,9 +178,7 @@ def notes(results: Results, codec: str | None) -> list[str]:
     return lines
 
 
-def _hours(seconds: float | None) -> str:
-    if seconds is None:
-        return console.UNKNOWN
+def _hours(seconds: float) -> str:
     hours = seconds / 3600
     if hours >= 10:
         return f"{hours:,.1f}"

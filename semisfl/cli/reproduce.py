@@ -222,7 +222,8 @@ def _list(index: RunIndex, as_json: bool) -> None:
     columns = ("name", "in the paper", "what", "runs", "measured", "with all rounds")
     table = console.table("", columns, text=3)
     for row in rows:
-        table.add_row(*(str(value) if value != 0 or row["runs"] else "–" for value in row.values()))
+        shown = (value if value != 0 or row["runs"] else console.UNKNOWN for value in row.values())
+        table.add_row(*map(str, shown))
     console.out.print(table)
     print("runs: per seed. measured: at least one seed, with any number of rounds.")
 

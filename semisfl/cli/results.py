@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +55,7 @@ def report_(
     for file in table or ():
         console.check_file(file, "--table")
     groups = grouping.group_runs(grouping.find_runs(runs))
-    place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
+    place = out or drawing.place_beside(runs, "report.png")
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)
     show(results, target, place, plots.all_charts(groups), keys, json_, table or ())
@@ -135,7 +135,6 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
         ),
     )
     for summary, name in zip(summaries, names, strict=True):
-        at_the_end = console.UNKNOWN if summary.test is None else str(summary.test)
         table.add_row(
             name,
             str(len(summary.runs)),
@@ -143,16 +142,31 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
             str(summary.accuracy),
             str(summary.best),
             *((summary.judged_on,) if len(kinds) > 1 else ()),
-            *((at_the_end,) if validated else ()),
-            *_cost_cells(summary.bytes, summary.seconds),
+            *((console.known(summary.test),) if validated else ()),
+            console.known(summary.bytes, amount),
+            console.known(summary.seconds, console.clock),
         )
     console.out.print(table)
-    if target is None:
-        return
-    reached = f"to reach {target:g} %" + (f" {judged}" if validated else "")
-    table = console.table(reached, ("method", "seeds that did", "rounds", "sent", "time"))
-    for summary, name in zip(summaries, names, strict=True):
-        table.add_row(name, *_target_cells(summary))
+    if target is not None:
+        reached = f"to reach {target:g} %" + (f" {judged}" if validated else "")
+        print_target(reached, zip(names, summaries, strict=True), "time", console.clock)
+
+
+def print_target(
+    title: str, lines: Iterable[tuple[str, Summary]], unit: str, time: Callable[[float], str]
+) -> None:
+    """Print what reaching an accuracy took; ``time`` writes seconds for the column ``unit``."""
+    table = console.table(title, ("method", "seeds that did", "rounds", "sent", unit))
+    for name, summary in lines:
+        cost = summary.to_target
+        assert cost is not None
+        table.add_row(
+            name,
+            f"{cost.reached} of {len(summary.runs)}",
+            console.known(cost.rounds, "{:.0f}".format),
+            console.known(cost.bytes, amount),
+            console.known(cost.seconds, time),
+        )
     console.out.print(table)
 
 
@@ -167,9 +181,7 @@ def _print_swept(swept: Swept) -> None:
     for line in swept.lines:
         cells = (line.points.get(value) for value in swept.values)
         mark = "*" if note_of(line.method) else ""
-        table.add_row(
-            line.label + mark, *(str(cell) if cell else console.UNKNOWN for cell in cells)
-        )
+        table.add_row(line.label + mark, *map(console.known, cells))
     console.out.print(table)
 
 
@@ -192,21 +204,6 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
     console.out.print(table)
     if len(several) > MOST_PAIRS:
         print(f"{MOST_PAIRS} of {len(several)} differences; --table and --json have all")
-
-
-def _target_cells(summary: Summary) -> list[str]:
-    cost = summary.to_target
-    assert cost is not None
-    rounds = console.UNKNOWN if cost.rounds is None else f"{cost.rounds:.0f}"
-    costs = _cost_cells(cost.bytes, cost.seconds)
-    return [f"{cost.reached} of {len(summary.runs)}", rounds, *costs]
-
-
-def _cost_cells(size: float | None, seconds: float | None) -> list[str]:
-    return [
-        console.UNKNOWN if size is None else amount(size),
-        console.UNKNOWN if seconds is None else console.clock(seconds),
-    ]
 
 
 def record(

@@ -18,8 +18,8 @@ from semisfl.cli.options import (
     Memory,
     PolicyFile,
     ServerCerts,
+    client_credentials,
     needs_network,
-    require_certs,
     show_log,
 )
 from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, print_predictions
@@ -99,15 +99,13 @@ def classify(
         from semisfl.net.client.budget import Budget, parse_memory
         from semisfl.net.client.identity import Target
         from semisfl.net.client.owner import Owner, how_to_accept
-        from semisfl.net.tls.certs import load_client_credentials
         from semisfl.use.model_client import ModelClient
     from semisfl.settings.policy import PolicyBreach
     from semisfl.stopping import StopFlag
 
-    require_certs("classify", certs, insecure_loopback)
+    credentials = client_credentials("classify", certs, insecure_loopback)
     if bottom is not None and send_images:
         raise ValueError("--send-images and --bottom cannot be combined; choose one")
-    credentials = None if certs is None else load_client_credentials(certs)
     budget = Budget(
         None if memory is None else parse_memory(memory), "classify with a larger --memory"
     )

@@ -131,7 +131,7 @@ def _print(result: "Evaluation") -> None:
     names = [console.printable(name) for name in result.classes]
     rows = zip(names, result.confusion, result.precision, result.recall, strict=True)
     for name, row, *shares in rows:
-        cells = (console.UNKNOWN if share is None else f"{share:.1f}" for share in shares)
+        cells = (console.known(share, "{:.1f}".format) for share in shares)
         table.add_row(name, str(row.sum()), *cells)
     console.out.print(table)
     if len(names) <= MOST_COLUMNS:
