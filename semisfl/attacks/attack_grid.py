@@ -21,6 +21,7 @@ from semisfl.runs.run_data import divide, load_images
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.plain_values import words_of
 from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Outcome(AttackRun):
 def choose(names: str, known: Iterable[str], kind: str) -> list[str]:
     """Return the names in ``a,b``, or all known ones for ``all``."""
     every = list(known)
-    chosen = every if names.strip() == "all" else [name.strip() for name in names.split(",")]
+    chosen = every if names.strip() == "all" else words_of(names) or [names]
     for name in chosen:
         if name not in every:
             raise ConfigError(

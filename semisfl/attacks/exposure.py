@@ -23,6 +23,7 @@ from semisfl.runs.portable import check_images
 from semisfl.runs.rank import in_one_process
 from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.plain_values import words_of
 from semisfl.settings.policy import Policy
 from semisfl.stopping import StopFlag
 
@@ -100,7 +101,7 @@ def cuts_of(network: nn.Module, cuts: str) -> list[int]:
     if cuts == "all":
         return sorted({*stage_ends(network), _cut_of(network)})
     chosen = []
-    for word in cuts.split(","):
+    for word in words_of(cuts) or [cuts]:
         if word not in names and not (word.isdigit() and 1 <= int(word) < len(names)):
             raise ConfigError(
                 f"--cuts {word!r} is no layer of the model; its layers: {', '.join(names)}; or all"

@@ -22,6 +22,7 @@ from semisfl.cli.options import (
     values_of,
 )
 from semisfl.settings.counts import amount
+from semisfl.settings.plain_values import words_of
 from semisfl.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def poisoning(
     jobs = attack_grid.listed(
         attack_grid.choose(attacks, ATTACKS, "attack"),
         attack_grid.choose(rules, attack_grid.rules(), "rule"),
-        [_share(word) for word in shares.split(",")],
+        [_share(word) for word in words_of(shares) or [shares]],
         range(first, first + seeds),
     )
     place = out or Path("runs") / f"poisoning-{name_of(preset)}.jsonl"

@@ -9,6 +9,7 @@ from semisfl.paper.identity import identity
 from semisfl.paper.run_index import RunIndex
 from semisfl.paper.stand_ins import STAND_INS
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.plain_values import words_of
 
 
 class Missing(NamedTuple):
@@ -26,7 +27,7 @@ def chosen(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
     """
     left = list(cells)
     for group in only:
-        names = {name.strip().lower() for name in group.split(",")} - {""}
+        names = set(words_of(group.lower()))
         known = {word for cell in left for word in _words(cell)}
         if unknown := sorted(names - known) or ([] if names else [group]):
             raise ConfigError(

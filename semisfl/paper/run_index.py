@@ -1,7 +1,6 @@
 """An index of the runs below some folders. It finds a cell's runs by their configuration."""
 
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -146,10 +145,7 @@ def _data_note(run: Path, root: Path, name: str) -> str:
     for folder in (run, *run.parents):
         file = folder / NOTES
         if file.is_file():
-            try:
-                return str(tomllib.loads(file.read_text(encoding="utf-8")).get(name, ""))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{file} is not TOML: {error}; correct or remove it") from error
+            return str(configs.read(file).get(name, ""))
         if folder == root:
             break
     return ""

@@ -17,6 +17,7 @@ from semisfl.runs.sweeps import PLAIN, Sweep, Variant, grid
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.plain_values import words_of
 
 Status = Literal["new", "unfinished", "finished"]
 
@@ -52,7 +53,7 @@ def choose_methods(names: str) -> list[str]:
     """Return the methods that ``a,b`` or ``all`` names."""
     if names.strip() == "all":
         return list(lookup.METHODS.all())
-    chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    chosen = words_of(names)
     if not chosen:
         known = ", ".join(lookup.METHODS.names())
         raise ConfigError(f"--methods names no method; use all or some of {known}")

@@ -13,6 +13,7 @@ from semisfl.runs.labels import UNSEEN, but_for_seed, in_full
 from semisfl.runs.report import Spread, Summary, accuracy_of
 from semisfl.settings import config as configs
 from semisfl.settings.lookup import title_of
+from semisfl.settings.plain_values import words_of
 from semisfl.settings.sections import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Sweep:
     @classmethod
     def parse(cls, text: str) -> "Sweep":
         key, equals, values = text.partition("=")
-        chosen = tuple(dict.fromkeys(part.strip() for part in values.split(",") if part.strip()))
+        chosen = tuple(words_of(values))
         if not equals or not key.strip() or not chosen:
             raise ConfigError(
                 f"--sweep {text!r} is not KEY=V1,V2,..., e.g. --sweep data.labeled=10,20,40"

@@ -37,6 +37,11 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     return result
 
 
+def words_of(text: str) -> list[str]:
+    """Return the words of ``text`` between its commas, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
 def put(values: dict[str, Any], key: str, value: Any) -> None:
     """Set the value at a dotted key, in sections that are made where they are missing."""
     *sections, leaf = key.split(".")

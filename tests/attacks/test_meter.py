@@ -65,7 +65,10 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     ("words", "error"),
     [
         (["--defence", "noise=-1"], "--defence noise=-1: noise = -1: should be "),
-        (["--cuts", "pool9"], "--cuts 'pool9' is no layer of the model; its layers: conv1"),
+        (
+            ["--cuts", "flatten1, pool9"],
+            "--cuts 'pool9' is no layer of the model; its layers: conv1",
+        ),
         (
             ["--defence", "int8"],
             "--defence 'int8' is no policy's file; give one, KEY=VALUE,..., none",

@@ -302,6 +302,7 @@ def test_what_losses_count_from_runs_whatever_was_chosen(
 
 def test_each_mistake_gives_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     for words, error in (
+        (["--attacks", ""], "attack '' is not known"),
         (["--attacks", "shouting"], "attack 'shouting' is not known; use all or some of absent"),
         (["--rules", "vote"], "rule 'vote' is not known"),
         (["--shares", "1.5"], "--shares '1.5' is not a share"),

@@ -84,7 +84,7 @@ def test_a_stand_ins_file_names_the_data_that_was_used(tmp_path: Path) -> None:
     (tmp_path / "stand-ins.toml").write_text('digits = "hand-drawn"\n', encoding="utf-8")
     assert RunIndex(tmp_path).result(cell).data == "hand-drawn"
     (tmp_path / "stand-ins.toml").write_text("digits = \n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"stand-ins.toml is not TOML.*correct or remove it"):
+    with pytest.raises(ConfigError, match=r"stand-ins.toml is not TOML"):
         RunIndex(tmp_path)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from semisfl.settings import config, presets
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.plain_values import words_of
 from semisfl.settings.sections import needed_confidence
 
 BASE = {"clients": {"total": 10, "active": 5}}
@@ -220,3 +221,8 @@ def test_fewer_classes_need_more_confidence() -> None:
     needed = {classes: needed_confidence("by_classes", classes) for classes in (2, 4, 10, 1000)}
     assert needed == pytest.approx({2: 0.8, 4: 0.675, 10: 0.6, 1000: 0.6})
     assert needed_confidence(0.0, 2) == 0.0 and needed_confidence(0.95, 1000) == 0.95
+
+
+def test_lists_on_the_command_line_may_have_blanks_and_repeat_a_word() -> None:
+    assert words_of(" a, b,,a ,c d") == ["a", "b", "c d"]
+    assert words_of(" , ") == []
