@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 
 class OfClient:
@@ -13,23 +13,32 @@ class OfClient:
         self.total = 0.0
         self.last: float | None = None
         self.last_round = -1
+        self.spans: dict[int, tuple[float, int]] = {}
+        """For each span of rounds, the sum of its shares and how many they are."""
 
-    def add(self, round_index: int, share: float | None) -> None:
-        if share is None:
+    def add(self, round_index: int, span: int, share: float) -> None:
+        """Add a round; NaN: the client was chosen and did not answer."""
+        if math.isnan(share):
             self.missed += 1
             return
         self.rounds += 1
         self.total += share
         self.last, self.last_round = share, round_index
+        total, count = self.spans.get(span, (0.0, 0))
+        self.spans[span] = (total + share, count + 1)
+
+    def means(self, spans: int) -> list[float | None]:
+        """Return the mean of each of so many spans."""
+        means = {span: round(total / count, 3) for span, (total, count) in self.spans.items()}
+        return [means.get(span) for span in range(spans)]
 
 
 class Coverage:
     """The shares of all clients that were ever chosen, round by round."""
 
     def __init__(self) -> None:
-        self.clients: dict[int, OfClient] = {}
         # As arrays: a run of thousands of rounds has millions of them.
-        self._rounds: list[tuple[array[int], array[float]]] = []
+        self._rounds: list[tuple[int, array[int], array[float]]] = []
 
     def add(self, round_index: int, shares: Mapping[str, float | None]) -> None:
         """Add a round, also one without clients."""
@@ -38,26 +47,21 @@ class Coverage:
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"client {name:.20} kept a share of {share:g}")
             if name.isdigit():
-                self.clients.setdefault(int(name), OfClient()).add(round_index, share)
-                if share is not None:
-                    clients.append(int(name))
-                    values.append(share)
-        self._rounds.append((clients, values))
+                clients.append(int(name))
+                values.append(math.nan if share is None else share)
+        self._rounds.append((round_index, clients, values))
 
-    def map(self, rounds: Sequence[int], bins: int) -> tuple[list[int], list[list[float | None]]]:
-        """Average over at most ``bins`` spans of rounds; return the first round of each, and a list per client."""
-        width = max(1, math.ceil(len(self._rounds) / bins))
-        sums: dict[int, dict[int, tuple[float, int]]] = {}
-        for place, (clients, values) in enumerate(self._rounds):
-            for client, share in zip(clients, values, strict=True):
-                spans = sums.setdefault(client, {})
-                total, count = spans.get(place // width, (0.0, 0))
-                spans[place // width] = (total + share, count + 1)
-        starts = list(rounds[::width])
-        grid: list[list[float | None]] = []
-        for client in sorted(self.clients):
-            means = {place: total / n for place, (total, n) in sums.get(client, {}).items()}
-            grid.append(
-                [round(means[place], 3) if place in means else None for place in range(len(starts))]
-            )
-        return starts, grid
+    def over(
+        self, bins: int, since: Mapping[int, int] | None = None
+    ) -> tuple[list[int], dict[int, OfClient]]:
+        """Return the first round of each of at most ``bins`` spans of rounds, and each client by number.
+
+        ``since``: first rounds of clients whose earlier rounds were those of another one in their place.
+        """
+        since, width = since or {}, max(1, math.ceil(len(self._rounds) / bins))
+        clients: dict[int, OfClient] = {}
+        for place, (index, chosen, values) in enumerate(self._rounds):
+            for client, share in zip(chosen, values, strict=True):
+                if index >= since.get(client, 0):
+                    clients.setdefault(client, OfClient()).add(index, place // width, share)
+        return [index for index, _, _ in self._rounds[::width]], dict(sorted(clients.items()))

@@ -17,6 +17,8 @@ class DeviceEvents:
         self.counts: Counter[str] = Counter()
         self.left_out: dict[int, tuple[int, str]] = {}
         """For each client: how often it was left out, and the last reason."""
+        self.since: dict[int, int] = {}
+        """For each place that was freed, the first round in which another device may have had it."""
         self.turned_away: dict[str, dict[str, Any]] = {}
         """Devices that may not take part now, by name: state, reason and time."""
 
@@ -33,7 +35,10 @@ class DeviceEvents:
             often = self.left_out.get(client, (0, ""))[0] + 1
             self.left_out[client] = (often, str(event.get("reason", "")))
         elif kind == "removed" and isinstance(client, int):
-            self.left_out.pop(client, None)  # another device may take the place
+            # Another device may take the place.
+            self.left_out.pop(client, None)
+            if isinstance(done := event.get("round"), int):
+                self.since[client] = done + 1
         self._turn_away(kind, str(event.get("name", "?")), event)
 
     def _turn_away(self, kind: str, name: str, event: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from semisfl.runs.labels import alike_but_for_seed, flatten
 from semisfl.runs.reading import runs_inside
 from semisfl.settings.lookup import title_of
 from semisfl.watch.colours import Colours
+from semisfl.watch.coverage import OfClient
 from semisfl.watch.device_events import DeviceEvents
 from semisfl.watch.follow import Followed
 
@@ -21,6 +22,8 @@ ACTIVE = ("running", "waiting", "paused")
 """States of a run whose process lives."""
 BINS = 60
 """Most columns of the map of coverage."""
+NOBODY = OfClient()
+"""What a client did that was never chosen."""
 
 Plain = dict[str, Any]
 
@@ -96,23 +99,20 @@ class Runs:
             names = dict(enumerate(holdings.get("names") or ()))
             names |= {client: name for name, client in roster.items()}
             held = [sum(counts) for counts in holdings.get("clients", [])]
-            numbers = sorted({*followed.coverage.clients, *range(len(held)), *names})
-            starts, grid = followed.coverage.map(followed.columns["round"], BINS)
+            starts, shares = followed.coverage.over(BINS, followed.devices.since)
             clients = []
-            for number in numbers:
-                coverage = followed.coverage.clients.get(number)
+            for number in sorted({*shares, *range(len(held)), *names}):
+                of = shares.get(number, NOBODY)
                 clients.append(
                     {
                         "client": number,
                         "name": names.get(number),
                         "images": held[number] if 0 <= number < len(held) else None,
-                        "rounds": coverage.rounds if coverage else 0,
-                        "missed": coverage.missed if coverage else 0,
-                        "mean": coverage.total / coverage.rounds
-                        if coverage and coverage.rounds
-                        else None,
-                        "last": coverage.last if coverage else None,
-                        "last_round": coverage.last_round + 1 if coverage else None,
+                        "rounds": of.rounds,
+                        "missed": of.missed,
+                        "mean": of.total / of.rounds if of.rounds else None,
+                        "last": of.last,
+                        "last_round": of.last_round + 1 if number in shares else None,
                     }
                 )
             return {
@@ -120,8 +120,8 @@ class Runs:
                 "holdings": holdings,
                 "coverage": {
                     "rounds": [start + 1 for start in starts],
-                    "clients": sorted(followed.coverage.clients),
-                    "shares": grid,
+                    "clients": list(shares),
+                    "shares": [of.means(len(starts)) for of in shares.values()],
                 },
             }
 

@@ -88,7 +88,9 @@ def test_a_removed_device_leaves_its_place_to_another(
     assert restarted.index == {"plaintext:third": place, "plaintext:client-1": 1 - place}
 
 
-def test_a_device_is_not_shown_with_the_bytes_of_the_one_that_it_replaced(tmp_path: Path) -> None:
+def test_a_device_is_not_shown_with_the_bytes_or_rounds_of_the_one_that_it_replaced(
+    tmp_path: Path,
+) -> None:
     def shown(net: Network) -> dict[str, int]:
         listed = net.fleet.devices()
         return {device.name: device.bytes_up + device.bytes_down for device in listed}
@@ -117,6 +119,10 @@ def test_a_device_is_not_shown_with_the_bytes_of_the_one_that_it_replaced(tmp_pa
         net.experiment.load_state_dict(before)
         net.fleet.open(directory.path)
         assert shown(net) == now, "also after a restart of the server"
+        ask(directory.path, "remove", "plaintext:third")
+    lines = map(json.loads, (directory.path / "fleet.jsonl").read_text().splitlines())
+    # The page counts the rounds of the next one in the place from here.
+    assert [line["round"] for line in lines if line["event"] == "removed"] == [0, 1]
 
 
 def test_a_device_may_be_removed_in_the_middle_of_a_round(tmp_path: Path) -> None:

@@ -371,11 +371,38 @@ def test_coverage_is_the_mean_over_a_columns_rounds(tmp_path: Path) -> None:
     directory.unlock()
     followed = Followed(directory.path)
     followed.look()
-    starts, grid = followed.coverage.map(followed.columns["round"], bins=3)
-    assert starts == [0, 2, 4]
-    assert grid == [[0.1, 0.25, 0.4], [None, None, None]]
-    clients = followed.coverage.clients
+    starts, clients = followed.coverage.over(bins=3)
+    assert starts == [0, 2, 4] and list(clients) == [0, 2]
+    assert [of.means(3) for of in clients.values()] == [[0.1, 0.25, 0.4], [None, None, None]]
     assert (clients[2].missed, clients[0].last_round) == (4, 4)
+
+
+def test_a_device_in_the_place_of_another_one_has_none_of_its_rounds(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run", "rounds=9")
+    runs = Runs([tmp_path])
+
+    def rows() -> list[tuple[str | None, int, int, float | None]]:
+        answer = runs.clients(runs.listing()["runs"][0]["id"])
+        assert answer["coverage"]["clients"] == [one["client"] for one in answer["clients"]]
+        keys = ("name", "rounds", "missed", "mean")
+        return [tuple(one[key] for key in keys) for one in answer["clients"]]
+
+    def has(number: int, share: float | None) -> None:
+        shares = {"0": share, "1": 0.5}
+        directory.record.write(RoundMetrics(round=number, coverage_by_client=shares))
+
+    roster = {"index": {"lost": 0, "other": 1}}
+    (directory.path / "roster.json").write_text(json.dumps(roster))
+    for number, share in enumerate([0.25, None, 0.25], 1):
+        has(number, share)
+    assert rows() == [("lost", 2, 1, 0.25), ("other", 3, 0, 0.5)]
+    removed = {"event": "removed", "name": "lost", "client": 0, "round": 3}
+    with (directory.path / "fleet.jsonl").open("a") as events:
+        events.write(json.dumps(removed) + "\n")
+    (directory.path / "roster.json").write_text(json.dumps({"index": {"new": 0, "other": 1}}))
+    has(4, None)
+    has(5, 0.75)
+    assert rows() == [("new", 1, 1, 0.75), ("other", 5, 0, 0.5)]
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class FleetEvent(_Plain):
     """``here``, ``gone``, ``left_out``, ``held_back``, ``refused`` or ``removed``; of the whole fleet
     ``paused``, ``resumed``, ``draining``, and ``changed`` for a setting changed at a resume."""
     name: str
+    round: int | None = None
+    """The last round that had begun."""
     client: int | None = None
     images: int | None = None
     peer: str | None = None
@@ -72,6 +74,8 @@ class DeviceLog:
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()
         """How many of each kind since this process began."""
+        self.round: int | None = None
+        """The last round that began, by its number in ``metrics.jsonl``; events have it."""
         self._refusals = Refusals(self._tell_refused)
         self._lock = threading.Lock()
         self._directory: Path | None = None
@@ -143,7 +147,9 @@ class DeviceLog:
 
     def _append(self, event: str, name: str, *, reason: str | None = None, **more: Any) -> None:
         cut = reason if reason is None else reason[:LONGEST_REASON]
-        entry = FleetEvent(time=timestamp(), event=event, name=name, reason=cut, **more)
+        entry = FleetEvent(
+            time=timestamp(), event=event, name=name, round=self.round, reason=cut, **more
+        )
         directory = self._directory
         if directory is not None:
             line = (json.dumps(entry.as_dict()) + "\n").encode()

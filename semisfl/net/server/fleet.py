@@ -154,6 +154,7 @@ class NetworkFleet:
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:
+        self.device_log.round = plan.index
         self._questions.start_round()
         self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
         self._split_round = ServerSplitRound(
@@ -210,6 +211,7 @@ class NetworkFleet:
     # --- a full-model round ----------------------------------------------------------------------
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        self.device_log.round = plan.index
         self._questions.start_round()
         self._check_sent(joined(plan.send))
         full_round = ServerFullRound(
@@ -263,12 +265,14 @@ class NetworkFleet:
         return {
             "roster": self.roster.state_dict(),
             "usual": dict(self._questions.size_checks.usual),
+            "round": self.device_log.round,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "roster" in state:
             self.roster.load_state_dict(state["roster"])
-        # Older checkpoints have none.
+        # Older checkpoints have none of these.
+        self.device_log.round = state.get("round")
         self._questions.size_checks.usual = dict(state.get("usual", {}))
 
     def close(self, finished: bool) -> None:

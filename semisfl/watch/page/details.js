@@ -11,7 +11,7 @@ Watch.views = (() => {
     const coverage = el("div", { class: "chart tall" });
     const later = el("p", { class: "about" });
     const list = table({
-      caption: "Coverage is the share of a client's images whose pseudo-label is kept. A device in the place of another one continues its row.",
+      caption: "Coverage is the share of a client's images whose pseudo-label is kept. Of a place that was freed, only the rounds since then count.",
       filter: "Find a client", sort: ["client", 1],
       columns: [
         { key: "client", title: "Client", number: true },
