@@ -80,8 +80,8 @@ class MethodMetrics:
         missing=f"{NO_CLIENTS}, or no true label known: always so with real devices",
     )
     coverage_by_client: dict[str, float | None] | None = _label(
-        "object: for each client, by its number, kept / labelled images; split methods: `null` for a client that "
-        "was chosen and did not answer",
+        "object: for each client, by its number (of devices: their place, which another device may take later), "
+        "kept / labelled images; split methods: `null` for a client that was chosen and did not answer",
         missing=NO_CLIENTS,
         gauge=None,
     )
