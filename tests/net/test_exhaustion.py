@@ -110,7 +110,7 @@ def test_states_count_as_large_as_they_are_once_decoded(images: Path, tmp_path: 
     words = ("--memory", BUDGET, "--policy", str(policy))
     ended, server = attacked(script, images, *words, most=MOST)
     assert ended.status == BY_POLICY and ended.peak < MOST, ended
-    assert "messages 1.21 GB" in ended.output.splitlines()[-1]
+    assert "messages 1.22 GB" in ended.output.splitlines()[-1]
     assert server.received[-1].kind == "refusal"
 
 
