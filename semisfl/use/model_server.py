@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import chunks, hostport
+from semisfl.net import chunks, hostport, links
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
@@ -168,7 +168,7 @@ class ModelServer:
                 await context.write(content)
         except TimeoutError as error:
             # The stream itself would end only once the device takes what waits on it.
-            cheap_frames.disconnect(cheap_frames.where(context.peer()))
+            links.disconnect(links.where(context.peer()))
             late = f"the answer was not taken within {seconds:.3g} s"
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, late) from error
 

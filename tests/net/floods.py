@@ -4,6 +4,7 @@ import contextlib
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,47 @@ def windows(number: int) -> bytes:
 
 def empty_data(number: int) -> bytes:
     return frame(DATA, 0, 1)
+
+
+def unfinished(size: int) -> bytes:
+    """Return what a server begins an answer of ``size`` bytes with."""
+    fields = {b":status": b"200", b"content-type": b"application/grpc"}
+    answer = b"".join(_header(name, value) for name, value in fields.items())
+    opens = frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0) + frame(HEADERS, 4, 1, answer)
+    return opens + frame(DATA, 0, 1, b"\0" + struct.pack(">I", size))
+
+
+def crumb() -> bytes:
+    """Return a little of an answer, and a frame that nobody knows: gRPC keeps the memory of both."""
+    return frame(DATA, 0, 1, bytes(24)) + frame(0x77, 0, 0, bytes(8120))
+
+
+def crumbs_taken(most: int) -> tuple[int, threading.Thread, list[int]]:
+    """Serve one device without TLS an answer in crumbs, ``most`` bytes of them.
+
+    Return the port, a thread that ends with the device's connection, and a list: how many it took.
+    """
+    listener, taken = socket.create_server(("127.0.0.1", 0)), [0]
+
+    def read(link: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while link.recv(1 << 16):
+                pass
+
+    def serve() -> None:
+        with listener:
+            link, _ = listener.accept()
+        with link, contextlib.suppress(OSError):
+            threading.Thread(target=read, args=(link,), daemon=True).start()
+            link.sendall(unfinished(1 << 22))
+            piece = crumb() * BATCH
+            while taken[0] < most:
+                link.sendall(piece)
+                taken[0] += len(piece)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return listener.getsockname()[1], thread, taken
 
 
 FLOODS: dict[str, Callable[[int], bytes]] = {

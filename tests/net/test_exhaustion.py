@@ -12,8 +12,9 @@ import torch
 
 from semisfl.fleet.packing import joined, tensor_names
 from semisfl.models.build import build_model
-from semisfl.net import chunks
+from semisfl.net import chunks, links
 from semisfl.net.terms import Terms
+from tests.net.floods import crumbs_taken
 from tests.net.harness import Client, network, tiny, until
 from tests.net.rogue_server import Peer, attacked, folder_of_images, rogue, split_frame, terms
 from tests.net.rogues import BUDGET, MB, MOST, enrolled
@@ -85,6 +86,18 @@ def test_a_long_way_to_the_server_does_not_let_frames_pile_up(images: Path) -> N
 
     ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB, delay=0.25)
     assert ended.status == REFUSED and ended.peak < 300 * MB, ended
+
+
+def test_frames_around_an_unfinished_message_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC keeps 8 KB for 24 bytes of a message, if it came between other frames."""
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
+    port, serving, taken = crumbs_taken(300 * MB)
+    client = Client(f"127.0.0.1:{port}", torch.zeros(0), "one")
+    serving.join()
+    client.kill()
+    assert taken[0] < 300 * MB, "the device takes all of it"
 
 
 def test_states_count_as_large_as_they_are_once_decoded(images: Path, tmp_path: Path) -> None:

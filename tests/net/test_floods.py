@@ -13,10 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from semisfl.net import chunks
+from semisfl.net import chunks, links
+from semisfl.net.links import where
 from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.admission import MOST_IMAGES, Refused, refused_by_policy
-from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, MOST_STREAMS, where
+from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, MOST_STREAMS
 from semisfl.net.server.device_log import DeviceLog
 from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.session_table import MOST_ARRIVALS
@@ -64,7 +65,7 @@ def test_streams_to_a_method_that_there_is_not_count_too(
 ) -> None:
     """gRPC refused them by itself, so that their device got no strike, however often it came back."""
     # On a busy machine the time of a connection that serves no stream is over before 32 MB have come.
-    monkeypatch.setattr(cheap_frames, "BESIDE_BYTES", 500_000)
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
     attack(net, "nowhere", first=b"")
     until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)
 
@@ -104,7 +105,7 @@ def test_a_few_pings_in_a_row_are_told_to_be_too_many(net: Network) -> None:
 def test_bytes_that_are_no_messages_end_the_connection_and_count_as_a_strike(
     net: Network, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cheap_frames, "BESIDE_BYTES", 500_000)
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
     monkeypatch.setattr(cheap_frames, "CHECKED_AT_ONCE", 1)
     net.join(0)
     attack(net, name)
@@ -113,12 +114,27 @@ def test_bytes_that_are_no_messages_end_the_connection_and_count_as_a_strike(
     assert "client-0" not in net.strikes
 
 
+def test_what_a_connection_may_bring_beside_messages_is_not_saved_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device of a long run could bring gigabytes at once, and gRPC keep them."""
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    now, messages = 0.0, 10**9
+    beside = links.Beside()
+    assert beside.excess(messages, messages, messages) is None
+    now = 10**6
+    assert beside.excess(messages + 1000, messages, messages) is None
+    reached = messages + 1000 + links.BESIDE_BYTES
+    assert beside.excess(reached, messages, messages) is None
+    assert beside.excess(reached + 1, messages, messages) == reached + 1 - messages
+
+
 def test_an_honest_device_is_far_from_the_limit(
     net: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sixteenth of it is enough, for messages that wait in buffers and the heads of frames."""
-    monkeypatch.setattr(cheap_frames, "BESIDE_BYTES", 2 * 1024 * 1024)
-    monkeypatch.setattr(cheap_frames, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(links, "BESIDE_BYTES", 2 * 1024 * 1024)
+    monkeypatch.setattr(links, "CHECK_SECONDS", 0.01)
     net.join_all()
     run_rounds(net.experiment)
     assert not net.strikes

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.net import chunks, messages
+from semisfl.net import chunks, links, messages
 from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
 from semisfl.net.client.identity import Identity, Target
 from semisfl.net.client.lines import brief_logger
@@ -21,8 +21,10 @@ from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import FINAL, Rejected
 from semisfl.net.client.stream import Received, Stream
 from semisfl.net.frames import encode
+from semisfl.net.links import Beside, Fetched
 from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup
+from semisfl.settings.addresses import split_address
 
 log = brief_logger(__name__)
 
@@ -35,6 +37,8 @@ INBOX = 2
 """Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""
 ROOM_SECONDS = 0.01
 GOODBYE_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+"""Between two looks at how many bytes came: as many as a link carries meanwhile may come before the end."""
 
 
 class Connection:
@@ -174,12 +178,13 @@ class Connection:
     async def _connect(self) -> tuple[bool, grpc.StatusCode, str]:
         """Connect and serve until the end; return whether it was welcomed and how it ended."""
         stream = Stream(asyncio.get_running_loop())
+        fetched = Fetched(split_address(self._address)[1])
         channel = self._identity.channel(self._options)
         try:
             call = channel.stream_stream(chunks.METHOD)()
             writer = asyncio.create_task(self._write(stream, call))
             try:
-                await self._read(stream, call)
+                await self._read_watched(stream, call, fetched)
             except Violation as error:
                 return True, grpc.StatusCode.UNAVAILABLE, f"the server broke the protocol: {error}"
             except TimeoutError:
@@ -208,6 +213,24 @@ class Connection:
     @staticmethod
     def _welcomed(stream: Stream) -> bool:
         return stream.assembler.epoch > 0
+
+    async def _read_watched(
+        self, stream: Stream, call: grpc.aio.StreamStreamCall, fetched: Fetched
+    ) -> None:
+        """Read until the end; raise `Violation` if the server sends masses of what are no messages."""
+        reading = asyncio.create_task(self._read(stream, call))
+        beside, received, sent = Beside(), self.received, self.sent
+        try:
+            while not (await asyncio.wait([reading], timeout=LOOK_SECONDS))[0]:
+                ours = self.received - received, self.sent - sent
+                reached, place = fetched.now()
+                if (excess := beside.excess(reached, *ours)) is not None:
+                    links.disconnect(place)  # gRPC would go on reading
+                    raise Violation(f"{excess} bytes of frames that are no messages")
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _read(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         loop = asyncio.get_running_loop()
