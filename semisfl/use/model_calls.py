@@ -10,6 +10,7 @@ import grpc.aio
 
 from semisfl.net import chunks
 from semisfl.net.server.admission import Refused
+from semisfl.net.server.cheap_frames import Connection
 from semisfl.use import split_inference as protocol
 
 
@@ -40,8 +41,10 @@ def _come_again(reason: str) -> Refused:
     return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in a moment")
 
 
-async def request(context: grpc.aio.ServicerContext, silence: float) -> bytearray:
-    """Return all messages of a call, joined.
+async def request(
+    context: grpc.aio.ServicerContext, silence: float, connection: Connection
+) -> bytearray:
+    """Return all messages of a call, joined; count them as those of its ``connection``.
 
     Each message must arrive within ``silence`` seconds; after these seconds the whole call must also
     keep the lowest bandwidth allowed.
@@ -62,6 +65,7 @@ async def request(context: grpc.aio.ServicerContext, silence: float) -> bytearra
         if message is grpc.aio.EOF:
             return data
         data += message
+        connection.received += len(message)
         if len(data) > protocol.LARGEST_CALL:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import chunks, hostport, links
+from semisfl.net import chunks, hostport
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
-from semisfl.net.server import cheap_frames, endpoint
+from semisfl.net.links import disconnect, where
+from semisfl.net.server import endpoint
 from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, cleaned
+from semisfl.net.server.cheap_frames import CheapFrames
 from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
 from semisfl.net.server.value_checks import without_negligible
@@ -81,9 +83,9 @@ class ModelServer:
         """Images so far, by who asked."""
         # Without certificates devices cannot be distinguished.
         self._places = Places(MOST_CALLS, MOST_CALLS if self._trust is None else calls_each)
-        self._crowds = cheap_frames.Crowds()
         self._silence = silence_seconds
         self._refusals = Refusals(lambda peer, identity, reason, _: audit(peer, identity, reason))
+        self._cheap_frames = CheapFrames(self._refusals.note, idle_may_stay=True)
         self._computing = threading.Lock()
         self._workers = ThreadPoolExecutor(WORKERS, "semisfl-model")
         self._thread = LoopThread("semisfl-model-calls")
@@ -101,7 +103,7 @@ class ModelServer:
             "Images": self._guarded(self._images),
         }
         options = protocol.options(
-            protocol.LARGEST_CALL,
+            chunks.LARGEST_MESSAGE,
             keepalive_time_ms=KEEPALIVE_SECONDS * 1000,
             keepalive_timeout_ms=DEAD_SECONDS * 1000,
             keepalive_permit_without_calls=1,
@@ -112,11 +114,13 @@ class ModelServer:
             listen, protocol.SERVICE, methods, secure, options, HANDSHAKE_SECONDS
         )
         await self._server.start()
+        self._cheap_frames.watch(port)
         return port
 
     def close(self) -> None:
         """Stop listening, and allow calls in progress a moment to finish."""
         self._thread.call(self._server.stop(GOODBYE_SECONDS))
+        self._thread.loop.call_soon_threadsafe(self._cheap_frames.stop)
         self._thread.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._refusals.sum_up()
@@ -132,7 +136,7 @@ class ModelServer:
                 if self._trust is not None:
                     certificate = self._trust.certificate_of(context)
                     identity = certificate.name
-                    self._trust.admit(certificate, partial(self._crowds.check, peer))
+                    self._trust.admit(certificate, partial(self._cheap_frames.check_crowd, peer))
                 with self._places.place(identity):
                     await self._answer(answer, identity, context)
                 return
@@ -155,7 +159,8 @@ class ModelServer:
             for key, value in context.invocation_metadata() or ()
             if isinstance(value, str)
         }
-        data = await request(context, self._silence)
+        connection = self._cheap_frames.of(context.peer())
+        data = await request(context, self._silence, connection)
         content, images = await self._thread.loop.run_in_executor(
             self._workers, answer, data, metadata
         )
@@ -166,9 +171,10 @@ class ModelServer:
         try:
             async with asyncio.timeout(seconds):
                 await context.write(content)
+            connection.sent += len(content)
         except TimeoutError as error:
             # The stream itself would end only once the device takes what waits on it.
-            links.disconnect(links.where(context.peer()))
+            disconnect(where(context.peer()))
             late = f"the answer was not taken within {seconds:.3g} s"
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, late) from error
 

@@ -9,9 +9,10 @@
                        <-        answers
 
 Each is one gRPC call over the mutual TLS of training, its frames those of `semisfl.net.frames`. A
-request is split into messages of at most `chunks.CHUNK` bytes, so that its progress can be seen; a
-single message is accepted too. An answer is one message. The call's metadata has the number of rows
-and the codec, since a frame is decoded only against the schema that its receiver expects.
+request is split into messages of at most `chunks.CHUNK` bytes, so that its progress can be seen; those
+of up to `chunks.LARGEST_MESSAGE` bytes are accepted too. An answer is one message. The call's metadata
+has the number of rows and the codec, since a frame is decoded only against the schema that its receiver
+expects.
 """
 
 import json

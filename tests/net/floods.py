@@ -100,7 +100,12 @@ def unfinished(size: int) -> bytes:
     fields = {b":status": b"200", b"content-type": b"application/grpc"}
     answer = b"".join(_header(name, value) for name, value in fields.items())
     opens = frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0) + frame(HEADERS, 4, 1, answer)
-    return opens + frame(DATA, 0, 1, b"\0" + struct.pack(">I", size))
+    return opens + begun(size)
+
+
+def begun(size: int) -> bytes:
+    """Return the first bytes of a message of ``size``."""
+    return frame(DATA, 0, 1, b"\0" + struct.pack(">I", size))
 
 
 def crumb() -> bytes:

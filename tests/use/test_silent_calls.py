@@ -13,11 +13,11 @@ import grpc.aio
 import pytest
 import torch
 
-from semisfl.net import chunks
+from semisfl.net import chunks, links
 from semisfl.net.frames import encode
 from semisfl.net.server import refusals
 from semisfl.net.server.admission import Refused
-from semisfl.net.server.cheap_frames import MOST_CONNECTIONS
+from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, Connection
 from semisfl.net.tls import certs
 from semisfl.use import split_inference
 from semisfl.use.classifier import Classifier
@@ -222,7 +222,28 @@ class Device:
 def received(sends: list[tuple[float, int]]) -> int:
     device: Any = Device(sends)
     with asyncio.Runner(loop_factory=Leaping) as runner:
-        return len(runner.run(request(device, 25.0)))
+        return len(runner.run(request(device, 25.0, Connection())))
+
+
+def test_frames_around_an_unfinished_call_do_not_pile_up(
+    model: Classifier,
+    authority: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """gRPC keeps 8 KB for 24 bytes of a message, if it came between other frames."""
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
+    call = floods.opened(1, split_inference.method("Describe"))
+    with (
+        served(model, authority) as server,
+        floods.connect(authority, "camera", server.port, call) as link,
+    ):
+        with contextlib.suppress(OSError):
+            link.sendall(floods.frame(floods.SETTINGS, 1, 0) + floods.begun(1 << 20))
+            for _ in range(1000):
+                link.sendall(floods.crumb() * 10)
+        wait_until(lambda: "frames that are no messages" in caplog.text)
+        assert "identity=camera" in caplog.text
 
 
 def test_a_slow_device_is_waited_for() -> None:

@@ -78,9 +78,14 @@ class Crowds:
 class CheapFrames:
     """Watch the connections of a port. Lives on the loop."""
 
-    def __init__(self, offended: Callable[[str, str, str], None]) -> None:
-        """Take ``offended``, which is called with the peer, the identity and the reason."""
-        self._offended = offended
+    def __init__(
+        self, offended: Callable[[str, str, str], None], *, idle_may_stay: bool = False
+    ) -> None:
+        """Take ``offended``, which is called with the peer, the identity and the reason.
+
+        ``idle_may_stay``: only gRPC ends connections without a stream.
+        """
+        self._offended, self._idle_may_stay = offended, idle_may_stay
         self._connections: dict[Where, Connection] = {}
         self._crowds = Crowds()
         self._watching: asyncio.Task[None] | None = None
@@ -138,7 +143,7 @@ class CheapFrames:
                 excess = connection.beside.excess(received, connection.received, connection.sent)
                 if excess is not None:
                     self._offend(place, f"{excess} bytes of frames that are no messages")
-                elif not connection.serving and now - connection.served > unserved:
+                elif self._is_idle(connection) and now - connection.served > unserved:
                     with contextlib.suppress(OSError):
                         link.shutdown(socket.SHUT_RDWR)
             self._connections = {
@@ -146,6 +151,9 @@ class CheapFrames:
                 for place, connection in self._connections.items()
                 if now - connection.seen < FORGET_SECONDS
             }
+
+    def _is_idle(self, connection: Connection) -> bool:
+        return not connection.serving and not self._idle_may_stay
 
     def _offend(self, place: Where, reason: str) -> None:
         connection = self._connections.pop(place, None)
