@@ -113,8 +113,8 @@ def crumb() -> bytes:
     return frame(DATA, 0, 1, bytes(24)) + frame(0x77, 0, 0, bytes(8120))
 
 
-def crumbs_taken(most: int) -> tuple[int, threading.Thread, list[int]]:
-    """Serve one device without TLS an answer in crumbs, ``most`` bytes of them.
+def crumbs_taken(most: int, size: int = 1 << 22) -> tuple[int, threading.Thread, list[int]]:
+    """Serve one device without TLS an answer of ``size`` bytes in crumbs, ``most`` bytes of them.
 
     Return the port, a thread that ends with the device's connection, and a list: how many it took.
     """
@@ -130,7 +130,7 @@ def crumbs_taken(most: int) -> tuple[int, threading.Thread, list[int]]:
             link, _ = listener.accept()
         with link, contextlib.suppress(OSError):
             threading.Thread(target=read, args=(link,), daemon=True).start()
-            link.sendall(unfinished(1 << 22))
+            link.sendall(unfinished(size))
             piece = crumb() * BATCH
             while taken[0] < most:
                 link.sendall(piece)

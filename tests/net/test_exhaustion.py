@@ -13,6 +13,7 @@ import torch
 from semisfl.fleet.packing import joined, tensor_names
 from semisfl.models.build import build_model
 from semisfl.net import chunks, links
+from semisfl.net.client.inspect import read_terms
 from semisfl.net.terms import Terms
 from tests.net.floods import crumbs_taken
 from tests.net.harness import Client, network, tiny, until
@@ -98,6 +99,12 @@ def test_frames_around_an_unfinished_message_do_not_pile_up(
     serving.join()
     client.kill()
     assert taken[0] < 300 * MB, "the device takes all of it"
+
+
+def test_frames_after_the_terms_do_not_pile_up_at_a_device_that_looks() -> None:
+    port, _, _ = crumbs_taken(100 * MB, size=8)
+    with pytest.raises(Exception, match="overflows local window"):
+        read_terms(f"127.0.0.1:{port}", None, insecure_loopback=True)
 
 
 def test_states_count_as_large_as_they_are_once_decoded(images: Path, tmp_path: Path) -> None:
