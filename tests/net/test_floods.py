@@ -36,6 +36,12 @@ def net(tmp_path: Path) -> Iterator[Network]:
         yield net
 
 
+@pytest.fixture
+def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the time of a connection that serves no stream is over before 32 MB have come."""
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
+
+
 def attack(net: Network, name: str, first: bytes | None = None) -> int:
     """Send a flood as client-1 until the server disconnects; return how many frames it took."""
     assert net.certificates is not None
@@ -47,6 +53,7 @@ def attack(net: Network, name: str, first: bytes | None = None) -> int:
         return sent
 
 
+@pytest.mark.usefixtures("few_bytes")
 @pytest.mark.parametrize(("name", "times"), [("resets", STRIKES), ("half_streams", 1)])
 def test_a_flood_of_streams_ends_the_connection_and_counts_as_a_strike(
     net: Network, name: str, times: int
@@ -60,16 +67,14 @@ def test_a_flood_of_streams_ends_the_connection_and_counts_as_a_strike(
     assert not strikes["client-0"] and net.fleet.present() == [0]
 
 
-def test_streams_to_a_method_that_there_is_not_count_too(
-    net: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("few_bytes")
+def test_streams_to_a_method_that_there_is_not_count_too(net: Network) -> None:
     """gRPC refused them by itself, so that their device got no strike, however often it came back."""
-    # On a busy machine the time of a connection that serves no stream is over before 32 MB have come.
-    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
     attack(net, "nowhere", first=b"")
     until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)
 
 
+@pytest.mark.usefixtures("few_bytes")
 def test_streams_beyond_the_limit_are_not_looked_at(net: Network) -> None:
     looked: list[str] = []
     trust = net.fleet._listener._trust
@@ -101,11 +106,11 @@ def test_a_few_pings_in_a_row_are_told_to_be_too_many(net: Network) -> None:
             answer += piece
 
 
+@pytest.mark.usefixtures("few_bytes")
 @pytest.mark.parametrize("name", ["settings", "windows"])
 def test_bytes_that_are_no_messages_end_the_connection_and_count_as_a_strike(
     net: Network, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
     monkeypatch.setattr(cheap_frames, "CHECKED_AT_ONCE", 1)
     net.join(0)
     attack(net, name)
@@ -175,6 +180,7 @@ def test_a_device_has_few_connections_at_a_time(net: Network) -> None:
     assert not net.strikes
 
 
+@pytest.mark.usefixtures("few_bytes")
 def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one(
     net: Network, tmp_path: Path
 ) -> None:
