@@ -174,6 +174,7 @@ def test_off_loopback_it_takes_a_token_and_tls(
         (["--token-file", str(token)], r"is not a loopback address, so TLS is needed: --certs DIR"),
         (["--token-file", str(token), "--certs", str(run)], r"first has no server.crt; make it"),
         (["--listen", "localhost"], r"--listen 'localhost' is not HOST:PORT"),
+        (["--listen", "localhost:80²"], r"--listen 'localhost:80²' is not HOST:PORT, e.g."),
         (["--listen", "::1:8780"], r"--listen '::1:8780' is not HOST:PORT; IPv6 is written as"),
     ):
         assert main([*words, *more]) == 2
