@@ -90,7 +90,7 @@ def listed(
     for seed in seeds:
         if 0 not in shares or "mean" not in chosen:
             grid.append(AttackRun(NOBODY, "mean", 0.0, seed))
-        for share in shares:
+        for share in dict.fromkeys(shares):
             for attack in attacks if share else [NOBODY]:
                 grid += [AttackRun(attack, rule, share, seed) for rule in chosen]
     return grid

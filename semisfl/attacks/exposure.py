@@ -96,18 +96,19 @@ def _cut_of(network: nn.Module) -> int:
 def cuts_of(network: nn.Module, cuts: str) -> list[int]:
     """Return the run's own cut (``default``), every stage's end (``all``), or layers by name or number."""
     names = [name for name, _ in layers_of(network)]
+    cuts = cuts.strip()
     if cuts == "default":
         return [_cut_of(network)]
     if cuts == "all":
         return sorted({*stage_ends(network), _cut_of(network)})
     chosen = []
     for word in words_of(cuts) or [cuts]:
-        if word not in names and not (word.isdigit() and 1 <= int(word) < len(names)):
+        if word not in names and not (word.isdecimal() and 1 <= int(word) < len(names)):
             raise ConfigError(
                 f"--cuts {word!r} is no layer of the model; its layers: {', '.join(names)}; or all"
             )
-        chosen.append(int(word) if word.isdigit() else names.index(word) + 1)
-    return chosen
+        chosen.append(int(word) if word.isdecimal() else names.index(word) + 1)
+    return list(dict.fromkeys(chosen))
 
 
 def measure_all(

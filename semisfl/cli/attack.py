@@ -154,7 +154,7 @@ def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | s
                 )
             chosen[name] = read_policy(Path(text))
         else:
-            values: dict[str, Any] = override({}, text.split(","))
+            values: dict[str, Any] = override({}, words_of(text), "--defence")
             chosen[text] = parse_policy(values, f"--defence {text}")
     return chosen
 

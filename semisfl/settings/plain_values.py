@@ -21,19 +21,21 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
-def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """Return ``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
+def override(
+    values: dict[str, Any], assignments: list[str], option: str = "--set"
+) -> dict[str, Any]:
+    """Return ``values`` with dotted ``key=value`` assignments applied, which ``option`` brought."""
     result = deepcopy(values)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set {assignment!r} is not key=value, e.g. --set rounds=10")
+            raise ConfigError(f"{option} {assignment!r} is not key=value, e.g. {option} rounds=10")
         if names := MOVED.get(key.strip()):
-            raise ConfigError(f"--set {assignment!r}: {key.strip()} is now {' or '.join(names)}")
+            raise ConfigError(f"{option} {assignment!r}: {key.strip()} is now {' or '.join(names)}")
         try:
             put(result, key.strip(), _value(text.strip()))
         except ConfigError as error:
-            raise ConfigError(f"--set {assignment!r}: {error}") from None
+            raise ConfigError(f"{option} {assignment!r}: {error}") from None
     return result
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from semisfl.attacks import exposure
+from semisfl.attacks.scene import layers_of
 from semisfl.cli import console
 from semisfl.cli.attack import _defences
 from semisfl.cli.main import main
@@ -17,6 +19,7 @@ from semisfl.runs.start import train
 from semisfl.settings import config as configs
 from semisfl.settings.bits import row_bits
 from semisfl.settings.policy import Policy
+from tests import toy
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"
 CONV = '{kind = "conv", channels = 8, kernel = 5}, {kind = "relu"}, {kind = "pool"}'
@@ -65,6 +68,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     ("words", "error"),
     [
         (["--defence", "noise=-1"], "--defence noise=-1: noise = -1: should be "),
+        (["--defence", "noise=1,, clip"], "--defence 'clip' is not key=value, e.g. --defence"),
         (
             ["--cuts", "flatten1, pool9"],
             "--cuts 'pool9' is no layer of the model; its layers: conv1",
@@ -87,6 +91,13 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "leakage").exists()
+
+
+def test_a_cut_that_is_named_twice_is_measured_once() -> None:
+    network = exposure._network(toy.assemble("semisfl"))
+    (first, _), (second, _) = layers_of(network)[:2]
+    assert exposure.cuts_of(network, f"{second}, 1,{first} , 2") == [2, 1]
+    assert exposure.cuts_of(network, " all ") == exposure.cuts_of(network, "all")
 
 
 def test_a_file_is_no_folder_for_results(
@@ -138,8 +149,6 @@ def test_two_policy_files_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_signal_says_that_the_measurement_is_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from semisfl.attacks import exposure
-
     def signalled(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -289,7 +289,7 @@ def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
     assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
 
 
-@pytest.mark.parametrize(("rules", "shares"), [(["median"], [0.0, 0.2]), (["mean"], [0.2])])
+@pytest.mark.parametrize(("rules", "shares"), [(["median"], [0.0, 0.2]), (["mean"], [0.2, 0.20])])
 def test_what_losses_count_from_runs_whatever_was_chosen(
     rules: list[str], shares: list[float]
 ) -> None:
