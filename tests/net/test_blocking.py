@@ -88,7 +88,7 @@ def test_to_come_back_and_refuse_again_ends_in_quarantine() -> None:
 def test_a_device_that_never_answers_delays_one_round_in_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with network(drawn_in_pairs(4, deadline=4.0)) as net:
+    with network(drawn_in_pairs(4, deadline=10.0)) as net:
         net.join_all()
         obstruct(net, 0, refuse=False)
         assert len(run_rounds(net.experiment).rounds) == ROUNDS < PASSED_OVER
@@ -101,7 +101,8 @@ def test_a_device_that_never_answers_delays_one_round_in_many(
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch", "semifl"])
 def test_a_device_that_never_answers_delays_one_round_in_many_above_the_quorum(method: str) -> None:
     """A device that answers shortly before each deadline is no worse; SemiFL asks twice in a round."""
-    deadline = {"deadline": 4.0, "quorum": 2}
+    # Honest devices answer sooner, also on a busy machine.
+    deadline = {"deadline": 10.0, "quorum": 2}
     config = tiny(4, rounds=4, method=method, network=deadline, model={"layers": BATCHNORM})
     with network(config) as net:
         net.join_all()
