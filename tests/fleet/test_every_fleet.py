@@ -62,7 +62,7 @@ def _lose(net: Network, client: int) -> None:
 
 def _ended(net: Network) -> bool:
     for client in net.clients.values():
-        client.join(10)
+        client.join(30)
     return not any(client.is_alive() or client.error for client in net.clients.values())
 
 

@@ -60,18 +60,18 @@ def test_a_removed_device_leaves_its_place_to_another(
         net.join_all()
         place = net.fleet.roster.index["plaintext:client-0"]
         third = Client(net.address, net.data.images[:12], "third")
-        third.join(10)
+        third.join(30)
         assert isinstance(third.error, Rejected)
         assert "semisfl fleet RUN remove NAME" in str(third.error)
         run = str(directory.path)
         assert main(["fleet", run, "remove", "plaintext:client-0"]) == 0
-        net.clients[0].join(10)
+        net.clients[0].join(30)
         assert "removed by the operator" in str(net.clients[0].error)
         third = net.clients[0] = Client(net.address, net.data.images[:12], "third")
-        assert net.fleet.wait_for(2, 10)
+        assert net.fleet.wait_for(2, 30)
         assert net.fleet.roster.index["plaintext:third"] == place
         again = Client(net.address, net.data.images[:12], "client-0")
-        again.join(10)
+        again.join(30)
         assert "removed by the operator" in str(again.error), "not while this server runs"
         capsys.readouterr()
         assert main(["fleet", run, "list"]) == 0
@@ -102,9 +102,9 @@ def test_a_device_is_not_shown_with_the_bytes_or_rounds_of_the_one_that_it_repla
         first = shown(net)
         assert all(first.values()) and sum(first.values()) == net.fleet.traffic.total()
         ask(directory.path, "remove", "plaintext:client-0")
-        net.clients[0].join(10)
+        net.clients[0].join(30)
         net.clients[0] = Client(net.address, net.data.images[:12], "third")
-        assert net.fleet.wait_for(2, 10)
+        assert net.fleet.wait_for(2, 30)
         assert shown(net) == {
             "plaintext:client-1": first["plaintext:client-1"],
             "plaintext:third": 0,
@@ -144,9 +144,9 @@ def test_a_device_may_be_removed_in_the_middle_of_a_round(tmp_path: Path) -> Non
                 until(lambda: "plaintext:client-0" not in net.fleet.roster.index)
 
         net.join(0, break_at=hold)
-        assert net.fleet.wait_for(1, 10)
+        assert net.fleet.wait_for(1, 30)
         net.join(1, break_at=replace)
-        assert net.fleet.wait_for(2, 10)
+        assert net.fleet.wait_for(2, 30)
         rounds = run_rounds(net.experiment, directory).rounds
         assert replaced and [metrics["contributing"] for metrics in rounds] == [1, 2]
 
@@ -181,11 +181,11 @@ def test_a_revoked_device_leaves_its_place_also_when_it_is_away(tmp_path: Path) 
     with administered(tmp_path / "run", certificates=place) as (net, directory):
         net.join_all()
         net.clients[0].device.stop()
-        net.clients[0].join(10)
+        net.clients[0].join(30)
         certs.revoke(place, "client-0")
         new = certs.load_client_credentials(place, "new")
         net.clients[2] = Client(net.address, net.data.images[:12], "new", credentials=new)
-        assert net.fleet.wait_for(2, 10)
+        assert net.fleet.wait_for(2, 30)
         assert set(net.fleet.roster.index) == {"client-1", "new"}
         ends = {entry.name: entry.valid_until for entry in certs.listing(place)}
         until = {device.name: device.certificate_until for device in net.fleet.devices()}
@@ -250,10 +250,10 @@ def test_an_old_revoked_certificate_does_not_free_its_devices_place(tmp_path: Pa
     certs.renew_client(place, "client-0")
     with administered(tmp_path / "run", 1, certificates=place) as (net, _):
         net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        assert net.fleet.wait_for(1, 30)
         certs.revoke_serial(place, f"{serial:x}")
         thief = Client(net.address, net.data.images[:12], "thief", credentials=stolen)
-        thief.join(10)
+        thief.join(30)
         assert REVOKED in str(thief.error)
         net.fleet.wait_ready()
         assert net.fleet.present() == [0] and "client-0" in net.fleet.roster.index

@@ -250,7 +250,7 @@ def meeting(script: Script, **owner: Any) -> Iterator[tuple[Client, RogueServer]
         assert server.ended.wait(30)
         yield client, server
         client.device.stop()
-        client.join(10)
+        client.join(30)
 
 
 def test_a_split_round_is_no_part_of_terms_that_send_whole_models() -> None:
@@ -332,7 +332,7 @@ def heard(text: str, **how: Any) -> str:
     with rogue(script) as server:
         client = Client(f"127.0.0.1:{server.port}", images, "one", **how)
         until(lambda: any(frame.kind == "refusal" for frame in server.received))
-        client.join(10)
+        client.join(30)
         assert isinstance(client.error, Rejected)
     return next(f.fields["reason"] for f in server.received if f.kind == "refusal")
 

@@ -239,13 +239,13 @@ def goes_on(net: Network, lie: Lie) -> None:
     before = [client.device.rounds for client in honest]
     with pytest.MonkeyPatch.context() as patch:
         liar = join_with(net, lie, patch)
-        until(lambda: 1 in fleet.present() or not liar.is_alive(), 10)
+        until(lambda: 1 in fleet.present() or not liar.is_alive())
         fleet.wait_ready()
         row = experiment.method.round(0)
         fleet.settle(True)
         liar.kill()
         liar.join(10)
-    until(lambda: 1 not in fleet.present(), 10)
+    until(lambda: 1 not in fleet.present())
     strikes = set(net.strikes)
     fleet._listener.penalties.strikes.clear()
     fleet._listener.table._arrivals.clear()  # it comes more often here than any server lets it
@@ -253,7 +253,7 @@ def goes_on(net: Network, lie: Lie) -> None:
     assert strikes <= {"plaintext:client-1", "?"} and fleet.present() == [0, 2]
     if MOMENTS[net.config.method] > 2:
         # They count a round once its last answer is sent, so a little after the server has it.
-        until(lambda: [client.device.rounds for client in honest] > before, 10)
+        until(lambda: [client.device.rounds for client in honest] > before)
     assert all(client.error is None for client in honest)
     assert row.loss_supervised is not None
     for key, value in weights(experiment).items():

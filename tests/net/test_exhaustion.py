@@ -156,7 +156,7 @@ def test_images_of_earlier_terms_are_gone_before_those_of_new_terms_come() -> No
         client = Client(f"127.0.0.1:{server.port}", torch.zeros(0), "one", load=load)
         until(lambda: len(loaded) == 3)
         client.device.stop()
-        client.join(10)
+        client.join(30)
     assert not any(left)
 
 
@@ -169,7 +169,7 @@ def test_the_name_of_a_device_does_not_fill_the_log_or_reach_the_terminal(
         name = "\x1b]0;owned\x07\u202e" + "x" * 30_000
         client = Client(net.address, net.data.images[net.partition.clients[0]], name)
         net.clients[0] = client
-        assert net.fleet.wait_for(1, 10)
+        assert net.fleet.wait_for(1, 30)
         assert all(name.isprintable() and len(name) < 500 for name in net.fleet.roster.index)
     lines = [record.getMessage() for record in caplog.records]
     assert any("is here as client 0" in line for line in lines)

@@ -364,7 +364,7 @@ def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
         older = net.enrol(0, break_at=at)
         net.enrol(1)
         run_rounds(net.experiment)
-        older.join(10)
+        older.join(30)
         assert isinstance(older.error, Rejected)
         assert "or another device has the same certificate; this older conn" in str(older.error)
         assert older.device.rounds == 0 and net.clients[0].device.rounds == 1
@@ -400,9 +400,9 @@ def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureF
                 client.device.frames.stream.answer(999, [b"again"])
             until(lambda strike=strike: len(audited(caplog)) == strike)
             client.kill()
-            client.join(10)
+            client.join(30)
         client = net.join(0)
-        client.join(10)
+        client.join(30)
         assert isinstance(client.error, Rejected) and "quarantine" in str(client.error)
     assert ["nobody asked for" in line for line in audited(caplog)] == [True, True, True, False]
     assert all("identity=plaintext:client-0" in line for line in audited(caplog))

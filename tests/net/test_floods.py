@@ -193,7 +193,7 @@ def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one
     with contextlib.ExitStack() as stack:
         for _ in range(MOST_CONNECTIONS):
             stack.enter_context(connect(stolen, "client-1", net.port))
-        until(lambda: net.fleet.device_log.events["refused"] == MOST_CONNECTIONS)
+        until(lambda: net.fleet.device_log.events["refused"] >= MOST_CONNECTIONS)
         net.join(1)
         assert net.fleet.wait_for(1, 20), "its own connections are not used up"
 
@@ -229,7 +229,7 @@ def test_neither_side_inflates_a_compressed_message(side: str) -> None:
         how = {"options": theirs, "compression": gzip} if side == "server" else {"options": ours}
         await server.start()
         try:
-            async with asyncio.timeout(10), grpc.aio.insecure_channel(address, **how) as channel:
+            async with asyncio.timeout(60), grpc.aio.insecure_channel(address, **how) as channel:
                 call = channel.stream_stream("/Any/Call")()
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     if side == "server":
@@ -298,7 +298,7 @@ def test_a_device_that_joins_again_and_again_is_told_to_wait(net: Network) -> No
         table.arrives("client-1")
     net.join(0)
     net.join(1)
-    assert net.fleet.wait_for(1, 10)
+    assert net.fleet.wait_for(1, 30)
     until(lambda: net.fleet.device_log.events["refused"] > 0)
     assert net.fleet.present() == [0] and not net.strikes
 

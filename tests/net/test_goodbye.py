@@ -44,7 +44,7 @@ def test_a_client_that_was_away_when_the_run_ended_is_told_when_it_returns() -> 
         proxy.cut()
         until(lambda: net.fleet.present() == [0])
         net.fleet.close(finished=True)
-        client.join(10)
+        client.join(30)
         assert not client.is_alive() and client.error is None
         assert client.link.over.is_set()
         proxy.close()

@@ -123,7 +123,7 @@ def knock(
         call = channel.stream_stream(transport.METHOD)()
         frames = 0
         try:
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(60):
                 for chunk in good_hello() if chunks is None else chunks:
                     await call.write(chunk)
                 while (chunk := await call.read()) is not grpc.aio.EOF:
@@ -162,7 +162,7 @@ def test_the_right_client_is_welcomed(
     time.sleep(HANDSHAKE + 0.7)
     assert audited(caplog) == [] and client.error is None
     client.kill()
-    client.join(10)
+    client.join(30)
     until(lambda: net.fleet.present() == [])
 
 
@@ -216,7 +216,7 @@ def test_refused_in_the_handshake(
         assert (outcome.frames, outcome.code) == (0, grpc.StatusCode.UNAVAILABLE), name
     with socket.create_connection(("localhost", net.port)) as scan:
         scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    until(lambda: len(audited(caplog)) >= len(TLS_REFUSALS) + 1, 5)
+    until(lambda: len(audited(caplog)) >= len(TLS_REFUSALS) + 1)
     time.sleep(0.3)
     assert len(audited(caplog)) == len(TLS_REFUSALS) + 1
     assert all("TLS" in line for line in audited(caplog))
@@ -403,7 +403,7 @@ def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
     assert net.fleet.present() == [1]
     certs.revoke(folder, "client-1")
     net.fleet._listener.penalties.check_certificates()
-    client.join(10)
+    client.join(30)
     assert isinstance(client.error, Rejected) and "revoked" in str(client.error)
     assert net.fleet.present() == [] and len(audited(caplog)) == 1
 
@@ -420,7 +420,7 @@ def test_a_client_revoked_while_the_run_is_paused_does_not_take_part(tmp_path: P
         until(lambda: net.fleet.present() == [1])
         assert ready.is_alive(), "one of two is no quorum"
         net.join(2)
-        ready.join(10)
+        ready.join(30)
         assert not ready.is_alive() and net.fleet.present() == [1, 2]
 
 

@@ -25,7 +25,7 @@ UPDATES: dict[str, Any] = {"update_clip": 1.0, "update_noise": 1e-3}
 
 
 def ended(net: Network, client: int = 0) -> str:
-    net.clients[client].join(10)
+    net.clients[client].join(30)
     error = net.clients[client].error
     assert isinstance(error, Rejected), error
     return str(error)
@@ -136,7 +136,7 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
             net.experiment.method.round(count)
             if not count:
                 client.device.stop()
-                client.join(10)
+                client.join(30)
                 until(lambda: not net.fleet.present())
         with pytest.raises(RoundAborted):
             net.experiment.method.round(2)

@@ -163,6 +163,6 @@ def test_the_last_line_says_what_the_signal_ended() -> None:
         go_on.set()
         until(lambda: client.device.doing == "waiting for a round")
         client.device.stop()
-        client.join(10)
+        client.join(30)
         assert not client.device.finished, "the run goes on"
         assert client.device.doing == "waiting for a round", "not what came after"

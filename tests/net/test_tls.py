@@ -317,11 +317,11 @@ def test_a_list_that_cannot_be_read_stops_newcomers_and_nobody_else(
         for _ in range(3):
             net.fleet.wait_ready()
         newcomer = net.join(1)
-        until(lambda: len(lines(caplog, "list of revoked certificates")) > 1, 10)
+        until(lambda: len(lines(caplog, "list of revoked certificates")) > 1)
         assert net.fleet.present() == [0]
         assert len(lines(caplog, "nobody new comes in")) == 1
         path.write_text(good)
-        assert net.fleet.wait_for(2, 10)
+        assert net.fleet.wait_for(2, 30)
         assert newcomer.error is None
         assert len(lines(caplog, "can be read again")) == 1
 
@@ -336,7 +336,7 @@ def test_the_last_good_list_holds_while_there_is_none(
         net.fleet.wait_ready()
         (place / "revoked.txt").unlink()
         refused = net.join(1)
-        refused.join(10)
+        refused.join(30)
         assert isinstance(refused.error, Rejected) and "revoked" in str(refused.error)
         assert net.fleet.present() == [0] and client.error is None
     assert lines(caplog, "identity=client-1 reason=the certificate of client-1 is revoked")
@@ -398,12 +398,12 @@ def test_a_certificate_that_expires_while_connected_ends_its_session(
     with network(tiny(2, network=BRIEF), certificates=place) as net:
         client = net.join(0)
         net.join(1)
-        assert net.fleet.wait_for(2, 10)
+        assert net.fleet.wait_for(2, 30)
         assert lines(caplog, "the certificate of client-0 expires on")
         an_hour_passes(monkeypatch)
         net.fleet.wait_ready()
         assert net.fleet.present() == [1]
-        client.join(10)
+        client.join(30)
         assert isinstance(client.error, Rejected)
         assert "client.crt expired on" in str(client.error)
     (line,) = audited(caplog)
@@ -488,7 +488,7 @@ def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> 
         renewed = certs.renew_client(place, "client-0")
         certs.revoke_serial(place, f"{parse(old.certificate).serial_number:x}")
         net.fleet.wait_ready()
-        assert net.fleet.wait_for(1, 10)
+        assert net.fleet.wait_for(1, 30)
         (session,) = net.fleet._listener.table.enrolled.values()
         assert session.certificate is not None and session.certificate.serial == renewed.serial
         assert client.error is None

@@ -82,7 +82,7 @@ def test_the_strict_policy_shows_no_image(net: Network) -> None:
 def test_gradients_far_longer_than_their_features_end_the_part(net: Network) -> None:
     with pytest.raises(RoundAborted):
         attacked(net, DevicePolicy(), length=1e4)
-    net.clients[0].join(10)
+    net.clients[0].join(30)
     error = net.clients[0].error
     assert isinstance(error, Rejected) and "gradients of a row have norm 1e+04" in str(error)
     assert not [kind for kind, *_ in net.fleet.traffic.counts if kind == "model" and _[0] == "up"]
@@ -106,7 +106,7 @@ def test_a_batch_of_one_is_refused_unless_the_owner_allows_it() -> None:
     config = tiny(1, clients={"batch": 1})
     with network(config) as net:
         net.join(0)
-        net.clients[0].join(10)
+        net.clients[0].join(30)
         assert "clients.batch = 1 is below the policy's smallest_batch = 4" in str(
             net.clients[0].error
         )
@@ -151,7 +151,7 @@ def test_the_cap_on_bits_ends_the_part_before_the_send_and_outlasts_the_process(
         net.experiment.method.round(0)
         once = client.device.bits_per_image
         client.device.stop()
-        client.join(10)
+        client.join(30)
         until(lambda: not net.fleet.present())
         policy = DevicePolicy(**shaped, bits_per_image=1.5 * once)
         client = net.enrol(0, policy=policy, allowance=Allowance(file))
@@ -159,7 +159,7 @@ def test_the_cap_on_bits_ends_the_part_before_the_send_and_outlasts_the_process(
         counts = dict(net.fleet.traffic.counts)
         with pytest.raises(RoundAborted):
             net.experiment.method.round(2)
-        client.join(10)
+        client.join(30)
         assert f"would carry {2 * once:,.1f} bits per image" in str(client.error)
         assert not net.fleet.present()
         # Nothing went up after the cap was reached.
@@ -167,7 +167,7 @@ def test_the_cap_on_bits_ends_the_part_before_the_send_and_outlasts_the_process(
         assert up == {key: count for key, count in counts.items() if key[1] == "up"}
         # A new process reads the same count, and is not let in.
         again = net.join(0, policy=policy, allowance=Allowance(file))
-        again.join(10)
+        again.join(30)
         assert "bits per image, the policy has bits_per_image" in str(again.error)
     assert Allowance(file).spent.bits == pytest.approx(once * 12)
 
