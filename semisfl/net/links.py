@@ -15,7 +15,9 @@ from typing import Any
 from urllib.parse import unquote
 
 CHECK_SECONDS = 0.25
-"""Between two looks at a connection."""
+"""Between two looks of a server at its connections."""
+LOOK_SECONDS = 0.1
+"""Between two looks of a client at its own: what a link carries meanwhile may come before the end."""
 BESIDE_BYTES = 32 * 1024 * 1024
 """Bytes that a connection may bring beside our messages. Messages in the buffers of the operating system
 and of gRPC look the same; the buffers hold less."""
@@ -75,6 +77,8 @@ class Fetched:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self.pause = LOOK_SECONDS
+        """Seconds to wait before the next look, which goes through all connections of this process."""
         # An earlier one may not have ended yet.
         self._earlier = {place for _, place in self._all()}
 
@@ -83,7 +87,9 @@ class Fetched:
 
         Of several, the one with the fewest: clients that share a process cannot tell whose is whose.
         """
-        ours = [(size, place) for size, place in self._all() if place not in self._earlier]
+        every = list(self._all())
+        self.pause = LOOK_SECONDS * max(1, len(every))
+        ours = [(size, place) for size, place in every if place not in self._earlier]
         return min(ours, default=(0, ("", 0)))
 
     def _all(self) -> Iterator[tuple[int, Where]]:

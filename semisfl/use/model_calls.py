@@ -42,14 +42,14 @@ def _come_again(reason: str) -> Refused:
 
 
 async def request(
-    context: grpc.aio.ServicerContext, silence: float, connection: Connection
+    context: grpc.aio.ServicerContext, silence: float, connection: Connection, most: int
 ) -> bytearray:
-    """Return all messages of a call, joined; count them as those of its ``connection``.
+    """Return all messages of a call, ``most`` bytes joined; count them as those of its ``connection``.
 
     Each message must arrive within ``silence`` seconds; after these seconds the whole call must also
     keep the lowest bandwidth allowed.
     """
-    data, now = bytearray(), asyncio.get_running_loop().time
+    most, data, now = min(most, protocol.LARGEST_CALL), bytearray(), asyncio.get_running_loop().time
     begun = now()
     while True:
         slowest = begun + silence + len(data) / chunks.LOWEST_RATE
@@ -66,8 +66,8 @@ async def request(
             return data
         data += message
         connection.received += len(message)
-        if len(data) > protocol.LARGEST_CALL:
+        if len(data) > most:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"a call of over {protocol.LARGEST_CALL} bytes; send fewer images at a time",
+                f"a call of over {most} bytes; send fewer images at a time",
             )

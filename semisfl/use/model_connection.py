@@ -9,7 +9,9 @@ from semisfl.net.client.diagnosis import explained
 from semisfl.net.client.identity import open_channel
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
+from semisfl.net.links import Beside, Fetched, disconnect
 from semisfl.net.tls.credentials import Credentials
+from semisfl.settings.addresses import split_address
 from semisfl.use import split_inference as protocol
 from semisfl.use.served_model import ServedModel
 
@@ -37,9 +39,12 @@ class ModelConnection:
     ) -> Frame:
         """Return the answer to one call; raise `ValueError` or `OSError` with the reason if there is none."""
         seconds = PATIENCE_SECONDS + (len(request) + schema.limit) / chunks.LOWEST_RATE
+        under_way = self.channel(schema.limit).stream_unary(protocol.method(call))
         try:
-            reply = self.channel(schema.limit).stream_unary(protocol.method(call))(
-                protocol.messages(request), timeout=seconds, metadata=metadata
+            reply = self._awaited(
+                under_way.future(protocol.messages(request), timeout=seconds, metadata=metadata),
+                len(request),
+                schema.limit,
             )
         except grpc.RpcError as error:
             raise self._reason(error) from error
@@ -47,12 +52,27 @@ class ModelConnection:
         self.received += len(reply)
         return decode(reply, {answer: schema})
 
+    def _awaited(self, under_way: Any, sends: int, most: int) -> bytes:
+        """Return the answer, of ``most`` bytes; disconnect if masses of what are no messages come before it."""
+        while True:
+            try:
+                return bytes(under_way.result(timeout=self._fetched.pause))
+            except grpc.FutureTimeoutError:
+                reached, place = self._fetched.now()
+                ours = self.received + most, self.sent + sends
+                if (excess := self._beside.excess(reached, *ours)) is not None:
+                    under_way.cancel()
+                    disconnect(place)  # gRPC would go on reading
+                    reason = f"{excess} bytes of frames that are no messages"
+                    raise ValueError(f"{self.address} broke the protocol: {reason}") from None
+
     def channel(self, limit: int = 0) -> grpc.Channel:
         """Return a channel that takes answers of ``limit`` bytes, and of no more than any asked for before."""
         if self._channel is not None and limit <= self._limit:
             return self._channel
         self.close()
         self._limit = limit
+        self._fetched, self._beside = Fetched(split_address(self.address)[1]), Beside()
         self._channel = open_channel(self.address, self._certificate, protocol.options(limit))
         return self._channel
 

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -44,7 +44,10 @@ GOODBYE_SECONDS, BREAK_SECONDS = 2.0, 0.1
 
 Answer = tuple[bytes, int]
 """A frame, and how many images it answers for."""
-Answering = Callable[[bytearray, Mapping[str, str]], Answer]
+Answering = Callable[[Frame], Answer]
+Expected = Mapping[str, Schema]
+"""What a request must be, by its one kind."""
+Taking = Callable[[Mapping[str, str]], Expected]
 
 
 class ModelServer:
@@ -97,10 +100,10 @@ class ModelServer:
 
     async def _start(self, listen: str) -> int:
         methods = {
-            "Describe": self._guarded(self._describe),
-            "Fetch": self._guarded(self._fetch),
-            "Features": self._guarded(self._features),
-            "Images": self._guarded(self._images),
+            "Describe": self._guarded(self._describe, lambda _: {"describe": protocol.DESCRIBE}),
+            "Fetch": self._guarded(self._fetch, lambda _: {"fetch": protocol.FETCH}),
+            "Features": self._guarded(self._features, self._takes_features),
+            "Images": self._guarded(self._images, self._takes_images),
         }
         options = protocol.options(
             chunks.LARGEST_MESSAGE,
@@ -119,16 +122,22 @@ class ModelServer:
 
     def close(self) -> None:
         """Stop listening, and allow calls in progress a moment to finish."""
-        self._thread.call(self._server.stop(GOODBYE_SECONDS))
-        self._thread.loop.call_soon_threadsafe(self._cheap_frames.stop)
+        self._thread.call(self._stop())
         self._thread.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._refusals.sum_up()
 
+    async def _stop(self) -> None:
+        self._cheap_frames.stop()
+        await self._server.stop(GOODBYE_SECONDS)
+
     # --- calls -----------------------------------------------------------------------------------
 
-    def _guarded(self, answer: Answering) -> endpoint.Serve:
-        """Return ``answer`` with access checks; a refusal is a gRPC status with its reason, and an audit line."""
+    def _guarded(self, answer: Answering, takes: Taking) -> endpoint.Serve:
+        """Return ``answer`` with access checks; a refusal is a gRPC status with its reason, and an audit line.
+
+        ``takes`` returns the request that the call's metadata announces.
+        """
 
         async def call(_: Any, context: grpc.aio.ServicerContext) -> None:
             peer, identity = context.peer(), "?"
@@ -138,7 +147,7 @@ class ModelServer:
                     identity = certificate.name
                     self._trust.admit(certificate, partial(self._cheap_frames.check_crowd, peer))
                 with self._places.place(identity):
-                    await self._answer(answer, identity, context)
+                    await self._answer(answer, takes, identity, context)
                 return
             except Refused as refusal:
                 code, reason = refusal.code, refusal.reason
@@ -152,17 +161,18 @@ class ModelServer:
         return call
 
     async def _answer(
-        self, answer: Answering, identity: str, context: grpc.aio.ServicerContext
+        self, answer: Answering, takes: Taking, identity: str, context: grpc.aio.ServicerContext
     ) -> None:
         metadata = {
             key: value
             for key, value in context.invocation_metadata() or ()
             if isinstance(value, str)
         }
-        connection = self._cheap_frames.of(context.peer())
-        data = await request(context, self._silence, connection)
+        connection, expected = self._cheap_frames.of(context.peer()), takes(metadata)
+        (most,) = (schema.limit for schema in expected.values())
+        data = await request(context, self._silence, connection, most)
         content, images = await self._thread.loop.run_in_executor(
-            self._workers, answer, data, metadata
+            self._workers, lambda: answer(decode(data, expected))
         )
         self.answered[identity] += images
         # By itself: gRPC sends no status to a stream whose first write with it was cancelled.
@@ -178,50 +188,57 @@ class ModelServer:
             late = f"the answer was not taken within {seconds:.3g} s"
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, late) from error
 
-    def _describe(self, data: bytearray, _: Mapping[str, str]) -> Answer:
-        decode(data, {"describe": protocol.DESCRIBE})
+    def _describe(self, _: Frame) -> Answer:
         return _joined("model", {"model": self._about, "images": self._accept_images}, {}), 0
 
-    def _fetch(self, data: bytearray, _: Mapping[str, str]) -> Answer:
-        decode(data, {"fetch": protocol.FETCH})
+    def _fetch(self, _: Frame) -> Answer:
         if "bottom" not in self._model.parts:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this server holds the top alone; give the bottom's file (--bottom)",
             )
-        return _joined("bottom", {}, self._model.network.bottom.state_dict()), 0
+        with self._computing:
+            return self._bottom, 0
 
-    def _features(self, data: bytearray, metadata: Mapping[str, str]) -> Answer:
+    @cached_property
+    def _bottom(self) -> bytes:
+        """The bottom's frame; devices that take it slowly share its bytes."""
+        return _joined("bottom", {}, self._model.network.bottom.state_dict())
+
+    def _takes_features(self, metadata: Mapping[str, str]) -> Expected:
         rows, codec = _rows(metadata), metadata.get(protocol.CODEC, "")
         if codec not in (known := lookup.CODECS.names()):
             raise WireError(f"codec {codec!r:.40} is not known; use one of {', '.join(known)}")
-        schema = protocol.features_schema(rows, self._model.network.features, codec)
-        tensors = self._decoded(data, "features", schema).tensors
-        without_negligible(tensors)
-        features = tensors["features"]
+        features = self._model.network.features
+        return {"features": protocol.features_schema(rows, features, codec)}
+
+    def _features(self, request: Frame) -> Answer:
+        self._check_identity(request)
+        without_negligible(request.tensors)
+        features = request.tensors["features"]
         if not torch.isfinite(features).all():
             raise WireError("features hold NaN or Inf")
         return self._answers(self._model.answer, features)
 
-    def _images(self, data: bytearray, metadata: Mapping[str, str]) -> Answer:
+    def _takes_images(self, metadata: Mapping[str, str]) -> Expected:
         if not self._accept_images:
             raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "this server takes features, no images; start it with --accept-images",
             )
-        schema = protocol.images_schema(_rows(metadata), self._model.shape)
-        images = self._decoded(data, "images", schema).tensors["images"]
-        return self._answers(self._model.probabilities, images)
+        return {"images": protocol.images_schema(_rows(metadata), self._model.shape)}
 
-    def _decoded(self, data: bytearray, kind: str, schema: Schema) -> Frame:
-        frame = decode(data, {kind: schema})
-        if frame.fields["identity"] != self._model.identity:
+    def _images(self, request: Frame) -> Answer:
+        self._check_identity(request)
+        return self._answers(self._model.probabilities, request.tensors["images"])
+
+    def _check_identity(self, request: Frame) -> None:
+        if request.fields["identity"] != self._model.identity:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "the device's bottom is not the other half of this server's model (or it is cut "
                 "elsewhere); give it the bottom of the same export, or none",
             )
-        return frame
 
     def _answers(self, answer: Callable[[Tensor], Tensor], inputs: Tensor) -> Answer:
         with self._computing:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from semisfl.net import chunks, links
-from semisfl.net.frames import encode
+from semisfl.net.frames import Schema, encode
 from semisfl.net.server import refusals
 from semisfl.net.server.admission import Refused
 from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, Connection
@@ -23,6 +23,7 @@ from semisfl.use import split_inference
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_calls import Places, request
 from semisfl.use.model_client import ModelClient
+from semisfl.use.model_connection import ModelConnection
 from semisfl.use.model_server import ModelServer
 from tests import toy
 from tests.net import floods
@@ -219,10 +220,10 @@ class Device:
         return bytes(size) if size >= 0 else grpc.aio.EOF
 
 
-def received(sends: list[tuple[float, int]]) -> int:
+def received(sends: list[tuple[float, int]], most: int = 1 << 40) -> int:
     device: Any = Device(sends)
     with asyncio.Runner(loop_factory=Leaping) as runner:
-        return len(runner.run(request(device, 25.0, Connection())))
+        return len(runner.run(request(device, 25.0, Connection(), most)))
 
 
 def test_frames_around_an_unfinished_call_do_not_pile_up(
@@ -244,6 +245,17 @@ def test_frames_around_an_unfinished_call_do_not_pile_up(
                 link.sendall(floods.crumb() * 10)
         wait_until(lambda: "frames that are no messages" in caplog.text)
         assert "identity=camera" in caplog.text
+
+
+def test_frames_around_an_unfinished_answer_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
+    most = 300_000_000
+    port, serving, taken = floods.crumbs_taken(most)
+    connection = ModelConnection(f"127.0.0.1:{port}", None)
+    with contextlib.closing(connection), pytest.raises(ValueError, match="that are no messages"):
+        connection.ask("Fetch", b"", "bottom", Schema(max_bytes=1 << 23))
+    serving.join()
+    assert taken[0] < most, "the device takes all of it"
 
 
 def test_a_slow_device_is_waited_for() -> None:
@@ -277,6 +289,8 @@ def test_a_request_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(Refused, match="a call of over 100 bytes") as refusal:
         received([(0.0, 60), (0.0, 41)])
     assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(Refused, match="a call of over 70 bytes"):
+        received([(0.0, 60), (0.0, 11)], most=70)
 
 
 def test_a_revoked_device_that_calls_again_and_again_leaves_few_lines(

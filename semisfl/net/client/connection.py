@@ -37,8 +37,6 @@ INBOX = 2
 """Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""
 ROOM_SECONDS = 0.01
 GOODBYE_SECONDS = 1.0
-LOOK_SECONDS = 0.1
-"""Between two looks at how many bytes came: as many as a link carries meanwhile may come before the end."""
 
 
 class Connection:
@@ -221,7 +219,7 @@ class Connection:
         reading = asyncio.create_task(self._read(stream, call))
         beside, received, sent = Beside(), self.received, self.sent
         try:
-            while not (await asyncio.wait([reading], timeout=LOOK_SECONDS))[0]:
+            while not (await asyncio.wait([reading], timeout=fetched.pause))[0]:
                 ours = self.received - received, self.sent - sent
                 reached, place = fetched.now()
                 if (excess := beside.excess(reached, *ours)) is not None:
