@@ -1,6 +1,8 @@
 """A server cannot exhaust a device: real processes, and how much memory they take under attack."""
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import time
 import weakref
@@ -17,7 +19,15 @@ from semisfl.net.client.inspect import read_terms
 from semisfl.net.terms import Terms
 from tests.net.floods import crumbs_taken
 from tests.net.harness import Client, network, tiny, until
-from tests.net.rogue_server import Peer, attacked, folder_of_images, rogue, split_frame, terms
+from tests.net.rogue_server import (
+    EPOCH,
+    Peer,
+    attacked,
+    folder_of_images,
+    rogue,
+    split_frame,
+    terms,
+)
 from tests.net.rogues import BUDGET, MB, MOST, enrolled
 
 REFUSED, BY_POLICY = 4, 6
@@ -75,14 +85,27 @@ def test_a_long_way_to_the_server_does_not_let_frames_pile_up(images: Path) -> N
         while time.monotonic() < began + 8:
             for chunk in chunks.cut([skipped], earlier, 1):
                 await peer.context.write(chunk)
+        enough = asyncio.Event()
 
         async def flood() -> None:
-            while True:
-                await peer.say_bytes(frame)
+            for ticket in itertools.count(1):
+                for chunk in chunks.cut([frame], EPOCH, ticket):
+                    if enough.is_set():
+                        return
+                    await peer.context.write(chunk)
+
+        async def read() -> None:
+            with contextlib.suppress(Exception):  # it ends with the stream
+                while True:
+                    await peer.hears()
 
         flooding = asyncio.create_task(flood())
         await asyncio.sleep(8)
-        flooding.cancel()
+        enough.set()
+        # The device takes the last chunk once its answers are taken.
+        reading = asyncio.create_task(read())
+        await flooding
+        assert not reading.done(), "the device has gone"
         await peer.context.abort(grpc.StatusCode.PERMISSION_DENIED, "enough")
 
     ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB, delay=0.25)
