@@ -38,15 +38,18 @@ class Beside:
         self._since = time.monotonic()
         self._least = 0.0
 
-    def excess(self, reached: int, received: int, sent: int) -> int | None:
+    def excess(self, reached: int, received: int, sent: int, due: int = 0) -> int | None:
         """Return the bytes beside our messages if they are too many, else None.
 
         ``reached``: bytes that reached the socket so far; ``received``, ``sent``: those of our messages.
+        ``due``: most bytes of a message that is received only once it is complete.
         """
         beside = reached - received
         earned = BESIDE_SHARE * (received + sent) + BESIDE_RATE * (time.monotonic() - self._since)
         self._least = min(self._least, beside - earned)
-        return beside if beside - earned - self._least > BESIDE_BYTES else None
+        # Counted as received, it would lower the least before it comes.
+        most = BESIDE_BYTES + (1 + BESIDE_SHARE) * due
+        return beside if beside - earned - self._least > most else None
 
 
 def where(peer: str) -> Where:
@@ -73,7 +76,7 @@ def accepted(port: int) -> Iterator[tuple[Where, int, socket.socket]]:
 
 
 class Fetched:
-    """See how much comes from a server's port over the connection that is opened next."""
+    """See what comes from a server's port, beside our messages, over the connection that is opened next."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -81,16 +84,22 @@ class Fetched:
         """Seconds to wait before the next look, which goes through all connections of this process."""
         # An earlier one may not have ended yet.
         self._earlier = {place for _, place in self._all()}
+        self._beside: dict[Where, Beside] = {}
 
-    def now(self) -> tuple[int, Where]:
-        """Return how many bytes came so far, and this end of the connection.
+    def excess(self, received: int, sent: int, due: int = 0) -> tuple[int, Where] | None:
+        """Return the bytes beside our messages if they are too many, and this end of the connection.
 
-        Of several, the one with the fewest: clients that share a process cannot tell whose is whose.
+        Clients that share a process cannot tell whose is whose: all that may be ours must have too many.
         """
         every = list(self._all())
         self.pause = LOOK_SECONDS * max(1, len(every))
         ours = [(size, place) for size, place in every if place not in self._earlier]
-        return min(ours, default=(0, ("", 0)))
+        self._beside = {place: self._beside.get(place, Beside()) for _, place in ours}
+        found = [
+            (self._beside[place].excess(size, received, sent, due), place) for size, place in ours
+        ]
+        beside = [(excess, place) for excess, place in found if excess is not None]
+        return max(beside) if beside and len(beside) == len(found) else None
 
     def _all(self) -> Iterator[tuple[int, Where]]:
         for (_, port), link in connected():

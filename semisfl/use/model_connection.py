@@ -9,7 +9,7 @@ from semisfl.net.client.diagnosis import explained
 from semisfl.net.client.identity import open_channel
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
-from semisfl.net.links import Beside, Fetched, disconnect
+from semisfl.net.links import Fetched, disconnect
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings.addresses import split_address
 from semisfl.use import split_inference as protocol
@@ -58,12 +58,12 @@ class ModelConnection:
             try:
                 return bytes(under_way.result(timeout=self._fetched.pause))
             except grpc.FutureTimeoutError:
-                reached, place = self._fetched.now()
-                ours = self.received + most, self.sent + sends
-                if (excess := self._beside.excess(reached, *ours)) is not None:
+                excess = self._fetched.excess(self.received, self.sent + sends, most)
+                if excess is not None:
+                    beside, place = excess
                     under_way.cancel()
                     disconnect(place)  # gRPC would go on reading
-                    reason = f"{excess} bytes of frames that are no messages"
+                    reason = f"{beside} bytes of frames that are no messages"
                     raise ValueError(f"{self.address} broke the protocol: {reason}") from None
 
     def channel(self, limit: int = 0) -> grpc.Channel:
@@ -72,7 +72,7 @@ class ModelConnection:
             return self._channel
         self.close()
         self._limit = limit
-        self._fetched, self._beside = Fetched(split_address(self.address)[1]), Beside()
+        self._fetched = Fetched(split_address(self.address)[1])
         self._channel = open_channel(self.address, self._certificate, protocol.options(limit))
         return self._channel
 

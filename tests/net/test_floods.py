@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -132,6 +133,35 @@ def test_what_a_connection_may_bring_beside_messages_is_not_saved_up(
     reached = messages + 1000 + links.BESIDE_BYTES
     assert beside.excess(reached, messages, messages) is None
     assert beside.excess(reached + 1, messages, messages) == reached + 1 - messages
+
+
+def test_clients_that_share_a_process_may_receive_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        port = listener.getsockname()[1]
+        fetched = links.Fetched(port)
+
+        def connected() -> tuple[socket.socket, socket.socket]:
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            return client, stack.enter_context(listener.accept()[0])
+
+        def receives(link: tuple[socket.socket, socket.socket]) -> None:
+            for _ in range(100):
+                link[1].sendall(bytes(20_000))
+                link[0].recv(20_000, socket.MSG_WAITALL)
+
+        ours = connected()
+        receives(ours)
+        assert fetched.excess(2_000_000, 0) is None
+        other = connected()
+        assert fetched.excess(2_000_000, 0) is None
+        receives(other)
+        assert fetched.excess(2_000_000, 0) is None
+        receives(ours)
+        found = fetched.excess(2_000_000, 0)
+        assert found is not None and found[0] >= 2_000_000
 
 
 def test_an_honest_device_is_far_from_the_limit(

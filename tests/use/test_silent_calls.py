@@ -27,6 +27,7 @@ from semisfl.use.model_connection import ModelConnection
 from semisfl.use.model_server import ModelServer
 from tests import toy
 from tests.net import floods
+from tests.net.harness import Proxy
 from tests.use.serving import connect, served
 
 PIXELS = toy.dataset().test_images[:5]
@@ -256,6 +257,26 @@ def test_frames_around_an_unfinished_answer_do_not_pile_up(monkeypatch: pytest.M
         connection.ask("Fetch", b"", "bottom", Schema(max_bytes=1 << 23))
     serving.join()
     assert taken[0] < most, "the device takes all of it"
+
+
+def test_a_long_answer_may_come_slowly(
+    model: Classifier, authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as received once it is complete."""
+    monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
+    monkeypatch.setattr(links, "LOOK_SECONDS", 0.01)
+    state = {"weight": torch.ones(1_000_000)}
+    with served(model, authority) as server:
+        server.__dict__["_bottom"] = b"".join(encode("bottom", {}, state))
+        proxy = Proxy(f"127.0.0.1:{server.port}", rate=4e6)
+        credentials = certs.load_client_credentials(authority, "camera")
+        connection = ModelConnection(f"localhost:{proxy.port}", credentials)
+        request = b"".join(encode("fetch", {}, {}))
+        with contextlib.closing(connection):
+            for _ in range(2):
+                schema = split_inference.bottom_schema(state)
+                frame = connection.ask("Fetch", request, "bottom", schema)
+                assert torch.equal(frame.tensors["weight"], state["weight"])
 
 
 def test_a_slow_device_is_waited_for() -> None:

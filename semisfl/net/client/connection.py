@@ -21,7 +21,7 @@ from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import FINAL, Rejected
 from semisfl.net.client.stream import Received, Stream
 from semisfl.net.frames import encode
-from semisfl.net.links import Beside, Fetched
+from semisfl.net.links import Fetched
 from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup
 from semisfl.settings.addresses import split_address
@@ -217,14 +217,14 @@ class Connection:
     ) -> None:
         """Read until the end; raise `Violation` if the server sends masses of what are no messages."""
         reading = asyncio.create_task(self._read(stream, call))
-        beside, received, sent = Beside(), self.received, self.sent
+        received, sent = self.received, self.sent
         try:
             while not (await asyncio.wait([reading], timeout=fetched.pause))[0]:
                 ours = self.received - received, self.sent - sent
-                reached, place = fetched.now()
-                if (excess := beside.excess(reached, *ours)) is not None:
+                if (excess := fetched.excess(*ours)) is not None:
+                    beside, place = excess
                     links.disconnect(place)  # gRPC would go on reading
-                    raise Violation(f"{excess} bytes of frames that are no messages")
+                    raise Violation(f"{beside} bytes of frames that are no messages")
             await reading
         finally:
             reading.cancel()
