@@ -59,8 +59,9 @@ def where(peer: str) -> Where:
 
 
 def _plain(host: str) -> str:
+    """Return an address as text; without the link that it is on, which gRPC names and sockets do not."""
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
     mapped = getattr(address, "ipv4_mapped", None)
