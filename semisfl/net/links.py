@@ -137,10 +137,12 @@ def connected() -> Iterator[tuple[Where, socket.socket]]:
         except OSError:
             continue  # closed since it was listed
         with link:
+            if link.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
             try:
                 place = _place(link.getpeername())
-            except (OSError, ValueError):
-                continue  # not connected, or not by TCP
+            except OSError:
+                continue  # not connected
             yield place, link
 
 

@@ -388,6 +388,15 @@ def test_peers_are_read_as_grpc_writes_them(peer: str, place: tuple[str, int]) -
     assert where(peer) == place
 
 
+def test_connections_to_other_programs_of_the_machine_are_passed_over(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as link:
+        listener.bind(str(tmp_path / "log"))
+        listener.listen()
+        link.connect(listener.getsockname())
+        assert not list(links.accepted(4711))
+        links.disconnect(("192.0.2.7", 4711))
+
+
 def test_streams_one_after_another_are_limited_too() -> None:
     offences: list[tuple[str, str, str]] = []
     frames = cheap_frames.CheapFrames(lambda *offence: offences.append(offence))
