@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 import struct
 import threading
@@ -19,6 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from grpc._cython import cygrpc
 
 from semisfl.net import chunks as transport
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
@@ -28,7 +30,16 @@ from semisfl.net.server import endpoint, refusals
 from semisfl.net.server.session import Session
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import Credentials
-from tests.net.harness import Network, audited, certificates, network, on_loop, tiny, until
+from tests.net.harness import (
+    Network,
+    audited,
+    certificates,
+    loop_thread,
+    network,
+    on_loop,
+    tiny,
+    until,
+)
 
 HANDSHAKE = 1.0
 
@@ -452,3 +463,36 @@ def test_a_connection_that_was_given_up_does_not_fence_its_successor(
 
     assert on_loop(late()) == (grpc.StatusCode.UNAVAILABLE, 0)
     assert "a later connection of client-0 is here" in audited(caplog)[0]
+
+
+def test_connections_that_do_not_even_begin_leave_files_for_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    option = endpoint._most_connections()[0]
+    if option.encode() not in Path(cygrpc.__file__).read_bytes():
+        pytest.skip("this version of gRPC has no such limit")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (40, 40))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
+    thread = loop_thread()
+
+    async def start() -> tuple[grpc.aio.Server, int]:
+        server, port = endpoint.open_port("127.0.0.1:0", "some", {}, None, [], 600.0)
+        await server.start()
+        return server, port
+
+    server, port = thread.call(start())
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: thread.call(server.stop(None)))
+        links = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)
+        ]
+        until(lambda: sum(map(_is_closed, links)) == 10)
+
+
+def _is_closed(link: socket.socket) -> bool:
+    try:
+        return not link.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True

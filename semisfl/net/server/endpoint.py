@@ -25,6 +25,9 @@ UNREAD_SECONDS = 1.0
 """Most time for a client that is refused to send its hello."""
 ABORT_SECONDS = 10.0
 """Most time for a client to take the end of its stream."""
+SHARE = 4
+"""Connections take all files but this fraction, one in so many: a run writes files, and reads a list of those that
+are revoked. Anybody can hold a connection until its handshake took too long."""
 FLOODS = [
     ("grpc.max_concurrent_streams", 8),
     ("grpc.http2.max_ping_strikes", 2),
@@ -48,10 +51,9 @@ def open_port(
 
     ``other`` serves the calls of any other method; None: gRPC refuses them without a word to this program.
     """
-    _allow_files()
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
     idle = ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000))
-    own = [handshake, idle, ("grpc.so_reuseport", 0), *FLOODS]
+    own = [handshake, idle, ("grpc.so_reuseport", 0), *FLOODS, _most_connections()]
     server = grpc.aio.server(options=[*options, *own])
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
@@ -104,12 +106,15 @@ def _add_port(
         raise OSError(str(error)) from error
 
 
-def _allow_files() -> None:
-    """Let this process open as many files as the system allows: every connection takes one."""
+def _most_connections() -> tuple[str, int]:
+    """Let this process open as many files as the system allows, and return gRPC's option that leaves it some."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Where there is no limit, some systems refuse to set none.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = 2**31 - 1 if files == resource.RLIM_INFINITY else files - files // SHARE
+    return "grpc.max_allowed_incoming_connections", min(room, 2**31 - 1)
 
 
 def credentials(
