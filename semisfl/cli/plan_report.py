@@ -205,7 +205,7 @@ def _print_size(size: "ServerSize", title: str) -> None:
             f"{amount(size.memory)}: {amount(ALONE)} alone, {amount(CONNECTED)} per connected device, "
             f"{amount(each)} per active one"
         ),
-        "open files": f"{size.devices:,}; raise LimitNOFILE of the unit above that",
+        "open files": f"{size.devices:,}; raise LimitNOFILE of the unit to a third more",
         "all devices back after a restart": f"{size.back_seconds:,.0f} s",
         "CPU": f"{1000 * size.cpu_per_device:,.1f} ms per active device and round",
         "bandwidth": f"{size.up / 1e6:,.1f} Mbit/s in, {size.down / 1e6:,.1f} Mbit/s out",

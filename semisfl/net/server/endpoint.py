@@ -28,6 +28,8 @@ ABORT_SECONDS = 10.0
 SHARE = 4
 """Connections take all files but this fraction, one in so many: a run writes files, and reads a list of those that
 are revoked. Anybody can hold a connection until its handshake took too long."""
+LARGEST = 2**31 - 1
+"""Largest value of an option of gRPC."""
 FLOODS = [
     ("grpc.max_concurrent_streams", 8),
     ("grpc.http2.max_ping_strikes", 2),
@@ -53,24 +55,31 @@ def open_port(
     """
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
     idle = ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000))
-    own = [handshake, idle, ("grpc.so_reuseport", 0), *FLOODS, _most_connections()]
+    host, port = split_address(listen)
+    try:
+        addresses = _addresses(host)
+    except (OSError, UnicodeError) as error:
+        raise _cannot_listen(listen, error) from error
+    connections = _most_connections(len(addresses))
+    own = [handshake, idle, ("grpc.so_reuseport", 0), *FLOODS, connections]
     server = grpc.aio.server(options=[*options, *own])
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
     }
     known = grpc.method_handlers_generic_handler(service, handlers)
     server.add_generic_rpc_handlers((known, *([_Other(other)] if other else [])))
-    host, port = split_address(listen)
     try:
         # gRPC, given a name, is content with one of its addresses; another program may have the others.
-        for address in _addresses(host):
+        for address in addresses:
             port = _add_port(server, address, port, secure)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"cannot listen on {listen}: {reason}; choose another address or port"
-        ) from error
+    except OSError as error:
+        raise _cannot_listen(listen, error) from error
     return server, port
+
+
+def _cannot_listen(listen: str, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or error
+    return ConfigError(f"cannot listen on {listen}: {reason}; choose another address or port")
 
 
 class _Other(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -106,15 +115,18 @@ def _add_port(
         raise OSError(str(error)) from error
 
 
-def _most_connections() -> tuple[str, int]:
-    """Let this process open as many files as the system allows, and return gRPC's option that leaves it some."""
+def _most_connections(addresses: int) -> tuple[str, int]:
+    """Let this process open as many files as the system allows, and return gRPC's option that leaves it some.
+
+    gRPC counts the connections of each of so many addresses alone.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Where there is no limit, some systems refuse to set none.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = 2**31 - 1 if files == resource.RLIM_INFINITY else files - files // SHARE
-    return "grpc.max_allowed_incoming_connections", min(room, 2**31 - 1)
+    most = LARGEST if files == resource.RLIM_INFINITY else min(files - files // SHARE, LARGEST)
+    return "grpc.max_allowed_incoming_connections", most // addresses
 
 
 def credentials(
