@@ -11,7 +11,7 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.net import chunks
-from semisfl.net.client import connection, device
+from semisfl.net.client import connection, device, lines
 from semisfl.net.client.full_round import ClientFullRound
 from semisfl.net.frames import Frame
 from semisfl.net.server import questions
@@ -248,13 +248,16 @@ def test_a_device_is_as_slow_as_its_link_and_ten_times_the_others(
 
 
 def test_a_device_whose_round_is_given_up_is_not_called_slow(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another device left while this one was still being sent its question."""
+    monkeypatch.setattr(lines, "LINES", 10**6)  # other tests of this minute wrote lines from there
     with network(tiny(1)) as net:
         net.join_all()
-        session = net.fleet._listener.table.enrolled[0]
-        until(lambda: session._writing is None)  # its last frame of joining is sent
+        session, frames = net.fleet._listener.table.enrolled[0], net.clients[0].device.frames
+        # Its last frame of joining has come, and the server is done with it.
+        until(lambda: frames.joined is not None and frames.joined.client == 0)
+        until(lambda: session._writing is None)
         session._writing = 1
         net.fleet._questions._awaited[0] = SimpleNamespace(session=session)  # type: ignore[assignment]
         net.fleet._questions.give_up()
