@@ -44,20 +44,21 @@ class Violation(Exception):
     """Raised when the other side breaks the protocol."""
 
 
-def options() -> list[tuple[str, int]]:
-    """Return the channel arguments of both sides.
+def options(largest: int = LARGEST_MESSAGE, **others: int) -> list[tuple[str, int]]:
+    """Return the channel arguments of both sides, for messages of ``largest`` bytes.
 
+    ``others`` are added, or take the place of ours; their names come without "grpc.".
     gRPC's own keepalive is off and its ping timeout long. A ping waits behind whatever a slow link
     still has to carry, so a timeout of seconds takes the link for dead (seen at 60 kB/s with 1.4 MB
     on the way). Our own heartbeats count every chunk that arrives as a sign of life.
     """
-    return [
+    ours = [
         ("grpc.keepalive_time_ms", 2**31 - 1),
         ("grpc.http2.ping_timeout_ms", 600_000),
         # gRPC would widen its window with the link's delay, which the other side can feign.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW),
-        ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+        ("grpc.max_receive_message_length", largest),
         ("grpc.max_metadata_size", 8 * 1024),
         # No message is compressed: a short one could become a long one. 1: as it is, and no other way.
         ("grpc.compression_enabled_algorithms_bitset", 1),
@@ -66,6 +67,7 @@ def options() -> list[tuple[str, int]]:
         # Every client has its own connection and back-off, also where many share a process.
         ("grpc.use_local_subchannel_pool", 1),
     ]
+    return list((dict(ours) | {f"grpc.{name}": value for name, value in others.items()}).items())
 
 
 def cut(parts: Parts, epoch: int, ticket: int) -> Iterator[bytes]:

@@ -52,6 +52,11 @@ class Beside:
         return beside if beside - earned - self._least > most else None
 
 
+def flood_of(beside: int) -> str:
+    """Return the reason to disconnect whoever sent so many bytes beside our messages."""
+    return f"{beside} bytes of frames that are no messages"
+
+
 def where(peer: str) -> Where:
     """Return the address and port of a peer as gRPC writes it: ``ipv6:%5B::1%5D:4711``."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
@@ -101,6 +106,14 @@ class Fetched:
         ]
         beside = [(excess, place) for excess, place in found if excess is not None]
         return max(beside) if beside and len(beside) == len(found) else None
+
+    def end_flood(self, received: int, sent: int, due: int = 0) -> str | None:
+        """Disconnect if there are too many bytes beside our messages; return the reason, None if not."""
+        if (found := self.excess(received, sent, due)) is None:
+            return None
+        beside, place = found
+        disconnect(place)  # gRPC would go on reading
+        return flood_of(beside)
 
     def _all(self) -> Iterator[tuple[int, Where]]:
         for (_, port), link in connected():

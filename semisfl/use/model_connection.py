@@ -9,7 +9,7 @@ from semisfl.net.client.diagnosis import explained
 from semisfl.net.client.identity import open_channel
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
-from semisfl.net.links import Fetched, disconnect
+from semisfl.net.links import Fetched
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings.addresses import split_address
 from semisfl.use import split_inference as protocol
@@ -58,13 +58,10 @@ class ModelConnection:
             try:
                 return bytes(under_way.result(timeout=self._fetched.pause))
             except grpc.FutureTimeoutError:
-                excess = self._fetched.excess(self.received, self.sent + sends, most)
-                if excess is not None:
-                    beside, place = excess
+                flood = self._fetched.end_flood(self.received, self.sent + sends, most)
+                if flood is not None:
                     under_way.cancel()
-                    disconnect(place)  # gRPC would go on reading
-                    reason = f"{beside} bytes of frames that are no messages"
-                    raise ValueError(f"{self.address} broke the protocol: {reason}") from None
+                    raise ValueError(f"{self.address} broke the protocol: {flood}") from None
 
     def channel(self, limit: int = 0) -> grpc.Channel:
         """Return a channel that takes answers of ``limit`` bytes, and of no more than any asked for before."""
@@ -73,7 +70,7 @@ class ModelConnection:
         self.close()
         self._limit = limit
         self._fetched = Fetched(split_address(self.address)[1])
-        self._channel = open_channel(self.address, self._certificate, protocol.options(limit))
+        self._channel = open_channel(self.address, self._certificate, chunks.options(limit))
         return self._channel
 
     def close(self) -> None:

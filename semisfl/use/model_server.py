@@ -46,7 +46,7 @@ Answer = tuple[bytes, int]
 """A frame, and how many images it answers for."""
 Answering = Callable[[Frame], Answer]
 Expected = Mapping[str, Schema]
-"""What a request must be, by its one kind."""
+"""The schema of a request, by its kind."""
 Taking = Callable[[Mapping[str, str]], Expected]
 
 
@@ -105,8 +105,7 @@ class ModelServer:
             "Features": self._guarded(self._features, self._takes_features),
             "Images": self._guarded(self._images, self._takes_images),
         }
-        options = protocol.options(
-            chunks.LARGEST_MESSAGE,
+        options = chunks.options(
             keepalive_time_ms=KEEPALIVE_SECONDS * 1000,
             keepalive_timeout_ms=DEAD_SECONDS * 1000,
             keepalive_permit_without_calls=1,

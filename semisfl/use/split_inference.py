@@ -38,13 +38,6 @@ MODEL = Schema({"model": str, "images": bool})
 FETCH = Schema()
 
 
-def options(largest: int, **others: int) -> list[tuple[str, int]]:
-    """Return channel options for messages of ``largest`` bytes; ``others`` are names without "grpc."."""
-    extra = {f"grpc.{name}": value for name, value in others.items()}
-    limit = {"grpc.max_receive_message_length": largest}
-    return list((dict(chunks.options()) | limit | extra).items())
-
-
 def messages(frame: bytes) -> Iterator[bytes]:
     """Yield the messages of a request."""
     view = memoryview(frame)

@@ -23,7 +23,7 @@ ACTIVE = ("running", "waiting", "paused")
 BINS = 60
 """Most columns of the map of coverage."""
 NOBODY = OfClient()
-"""What a client did that was never chosen."""
+"""Shares of a client that was never chosen: none."""
 
 Plain = dict[str, Any]
 

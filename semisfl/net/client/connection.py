@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.net import chunks, links, messages
+from semisfl.net import chunks, messages
 from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
 from semisfl.net.client.identity import Identity, Target
 from semisfl.net.client.lines import brief_logger
@@ -221,10 +221,8 @@ class Connection:
         try:
             while not (await asyncio.wait([reading], timeout=fetched.pause))[0]:
                 ours = self.received - received, self.sent - sent
-                if (excess := fetched.excess(*ours)) is not None:
-                    beside, place = excess
-                    links.disconnect(place)  # gRPC would go on reading
-                    raise Violation(f"{beside} bytes of frames that are no messages")
+                if (flood := fetched.end_flood(*ours)) is not None:
+                    raise Violation(flood)
             await reading
         finally:
             reading.cancel()

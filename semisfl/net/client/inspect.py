@@ -31,10 +31,8 @@ def read_terms(
 ) -> Terms:
     """Return the terms that ``address`` has for devices; raise `ValueError` or `OSError` if it has none."""
     hostport.check_target(address, credentials is not None, insecure_loopback)
-    limits = {"grpc.max_receive_message_length": messages.SMALL}
     # gRPC keeps what a server sends after its answer until the window is full, and what came around it.
-    limits |= {"grpc.http2.lookahead_bytes": messages.SMALL}
-    options = list((dict(chunks.options()) | limits).items())
+    options = chunks.options(messages.SMALL, **{"http2.lookahead_bytes": messages.SMALL})
     with open_channel(address, None if insecure_loopback else credentials, options) as channel:
         try:
             text = channel.stream_unary(chunks.TERMS)(iter(()), timeout=SECONDS)

@@ -142,7 +142,7 @@ class CheapFrames:
                 unserved = UNSERVED_SENDER_SECONDS if sends else UNSERVED_SECONDS
                 excess = connection.beside.excess(received, connection.received, connection.sent)
                 if excess is not None:
-                    self._offend(place, f"{excess} bytes of frames that are no messages")
+                    self._offend(place, links.flood_of(excess))
                 elif self._is_idle(connection) and now - connection.served > unserved:
                     with contextlib.suppress(OSError):
                         link.shutdown(socket.SHUT_RDWR)

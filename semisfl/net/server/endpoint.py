@@ -5,7 +5,7 @@ import contextlib
 import ipaddress
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -56,10 +56,8 @@ def open_port(
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
     idle = ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000))
     host, port = split_address(listen)
-    try:
+    with _listening(listen):
         addresses = _addresses(host)
-    except (OSError, UnicodeError) as error:
-        raise _cannot_listen(listen, error) from error
     connections = _most_connections(len(addresses))
     own = [handshake, idle, ("grpc.so_reuseport", 0), *FLOODS, connections]
     server = grpc.aio.server(options=[*options, *own])
@@ -68,18 +66,23 @@ def open_port(
     }
     known = grpc.method_handlers_generic_handler(service, handlers)
     server.add_generic_rpc_handlers((known, *([_Other(other)] if other else [])))
-    try:
+    with _listening(listen):
         # gRPC, given a name, is content with one of its addresses; another program may have the others.
         for address in addresses:
             port = _add_port(server, address, port, secure)
-    except OSError as error:
-        raise _cannot_listen(listen, error) from error
     return server, port
 
 
-def _cannot_listen(listen: str, error: Exception) -> ConfigError:
-    reason = getattr(error, "strerror", None) or error
-    return ConfigError(f"cannot listen on {listen}: {reason}; choose another address or port")
+@contextlib.contextmanager
+def _listening(listen: str) -> Iterator[None]:
+    """Say of errors inside the block that ``listen`` is no address to listen on."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot listen on {listen}: {reason}; choose another address or port"
+        ) from error
 
 
 class _Other(grpc.GenericRpcHandler):  # type: ignore[misc]
