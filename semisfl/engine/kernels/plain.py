@@ -14,9 +14,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {}
 SHORTEST = 1e-3
 """Rows shorter than this have no direction. Their gradients would have no bound, and their author may be hostile."""
 NEGLIGIBLE = 1e-20
-"""Features of a device, and gradients of logits, below this count as 0. What is computed with still smaller ones leaves
-the range of normal numbers, where a CPU takes ten times as long and more. Gradients become so small where a model is all
-too sure of a row: a device can send features that make it so."""
+"""Gradients of logits below this count as 0. Where a model is all too sure of a row, they leave the range of normal
+numbers, and a CPU takes 20 times as long for the layers before: a device can send such features."""
 
 
 def _operation(schema: str) -> Callable[[Callable[..., Any]], Any]:

@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from semisfl.engine.kernels.plain import NEGLIGIBLE
 from semisfl.fleet.base import State
 from semisfl.fleet.yardstick import followed
 
@@ -26,6 +25,9 @@ MOST_COUNTED = 2**53
 MOST_STEPS = 2**31
 """The most by which a counter moves in a round. A limit on its value alone would shut out honest clients once
 somebody has brought the mean close to it."""
+NEGLIGIBLE = 1e-20
+"""Features below this count as 0. What is computed with still smaller ones leaves the range of normal numbers, where a
+CPU takes ten times as long and more: one client could slow down every step."""
 OUTLIER = 10.0
 """Times the yardstick: left out at once, before anything is computed with it."""
 SUSPECT = 3.0
