@@ -54,12 +54,12 @@ def frontier() -> str:
         numbers = (each(accuracies(ours)), sent(ours), f"**{each(accuracies(theirs))}**")
         lines.append((title, str(paper), *numbers, sent(theirs), str(aim)))
     ours, theirs = every_seed("h200/cifar10-iid-semisfl"), numbered("frontier/cifar10-iid-to-80", 3)
-    numbers = (each(_gigabytes(ours), 0), "", f"**{each(_gigabytes(theirs))}**")
+    numbers = (each(gigabytes_until_80(ours), 0), "", f"**{each(gigabytes_until_80(theirs))}**")
     lines.append(("GB sent until 80 %, IID, 4,000 labels", "182", *numbers, "", "30"))
     return table(("", "the paper", "SemiSFL here", "GB", "`frontier`", "GB", "aim"), lines)
 
 
-def _gigabytes(members: list[Run]) -> list[float | None]:
+def gigabytes_until_80(members: list[Run]) -> list[float | None]:
     """Return what each run sent until 80 %."""
     costs = [summed([one], 80).to_target for one in members]
     return [cost.bytes / 1e9 if cost and cost.bytes else None for cost in costs]

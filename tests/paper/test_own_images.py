@@ -135,8 +135,15 @@ def test_the_thresholds_of_few_and_many_classes_are_the_ones_that_were_run() -> 
             assert [one["set"] for one in runs] == [[*view, *needed]] * 3
 
 
+def test_the_presets_runs_on_images_that_nobody_tuned_for_change_nothing_but_the_view() -> None:
+    for (_, variant), by_task in own_images.read("untuned-preset").items():
+        view = ["server.labeled_view=strong"] if variant.startswith("strong") else []
+        assert set(by_task) == set(own_images.UNTUNED)
+        assert all(one["set"] == view for runs in by_task.values() for one in runs)
+
+
 def test_on_images_that_nobody_tuned_for_semisfl_is_ahead_as_the_docs_say() -> None:
-    words = " ".join((ROOT / "docs/own-images.md").read_text(encoding="utf-8").split())
+    words = " ".join((ROOT / "docs/own-images-choice.md").read_text(encoding="utf-8").split())
     ours = own_images.untuned().pop(("semisfl", "mixed"))
     lower = {(*key, "t6"): each for key, each in own_images.read("untuned-t6").items()}
     full = own_images.read("untuned-full").values()
