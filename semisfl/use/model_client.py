@@ -145,9 +145,7 @@ class ModelClient:
             # A server may describe other layers than those weights have.
             if digest == checkpoint.digest(kept) and table(kept) == table(like):
                 return kept
-        schema = protocol.bottom_schema(like)
-        request = b"".join(self._outgoing.frame("fetch", {}))
-        weights = self.connection.ask("Fetch", request, "bottom", schema).tensors
+        weights = self._fetched(like)
         if digest != checkpoint.digest(weights):
             raise ValueError(
                 f"{self._address} sends another bottom than it describes; do not trust its answers"
@@ -158,6 +156,13 @@ class ModelClient:
         except OSError as error:
             log.warning("the bottom cannot be kept in %s: %s", cached, error.strerror or error)
         return weights
+
+    def _fetched(self, like: dict[str, Tensor]) -> dict[str, Tensor]:
+        parts = []
+        for part, schema in enumerate(protocol.parts_schemas(like)):
+            request = b"".join(self._outgoing.frame("fetch", {"part": part}))
+            parts.append(self.connection.ask("Fetch", request, "part", schema).tensors["bytes"])
+        return protocol.state_of(parts, like)
 
     # --- asking ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
@@ -190,19 +190,22 @@ class ModelServer:
     def _describe(self, _: Frame) -> Answer:
         return _joined("model", {"model": self._about, "images": self._accept_images}, {}), 0
 
-    def _fetch(self, _: Frame) -> Answer:
+    def _fetch(self, request: Frame) -> Answer:
         if "bottom" not in self._model.parts:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this server holds the top alone; give the bottom's file (--bottom)",
             )
         with self._computing:
-            return self._bottom, 0
+            parts = self._parts
+        part = request.fields["part"]
+        if not 0 <= part < len(parts):
+            raise WireError(f"part {part} of the bottom is asked for, which has {len(parts)}")
+        return _joined("part", {}, {"bytes": parts[part]}), 0
 
     @cached_property
-    def _bottom(self) -> bytes:
-        """The bottom's frame; devices that take it slowly share its bytes."""
-        return _joined("bottom", {}, self._model.network.bottom.state_dict())
+    def _parts(self) -> Sequence[Tensor]:
+        return protocol.joined_bytes(self._model.network.bottom.state_dict()).split(protocol.PART)
 
     def _takes_features(self, metadata: Mapping[str, str]) -> Expected:
         rows, codec = _rows(metadata), metadata.get(protocol.CODEC, "")

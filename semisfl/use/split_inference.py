@@ -3,8 +3,8 @@
     device                       server
     describe           ->
                        <-        model         what it takes, its classes, which model this is
-    fetch              ->                      once, by devices that were not given the bottom
-                       <-        bottom
+    fetch              ->                      each part once, by devices that were not given the bottom
+                       <-        part
     features           ->                      any number of times
                        <-        answers
 
@@ -16,9 +16,10 @@ expects.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from semisfl.fleet.codec import codec_named
 from semisfl.net import chunks
@@ -35,7 +36,9 @@ ROWS, CODEC = "semisfl-rows", "semisfl-codec"
 
 DESCRIBE = Schema()
 MODEL = Schema({"model": str, "images": bool})
-FETCH = Schema()
+FETCH = Schema({"part": int})
+PART = 4 * 2**20
+"""Bytes of the bottom in one answer, which a server holds until the device has taken it."""
 
 
 def messages(frame: bytes) -> Iterator[bytes]:
@@ -81,9 +84,31 @@ def answers_schema(rows: int, classes: int) -> Schema:
     return Schema({}, {"probabilities": TensorSpec((rows, classes))})
 
 
-def bottom_schema(state: dict[str, torch.Tensor]) -> Schema:
-    specs = {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in state.items()}
-    return Schema({}, specs)
+def joined_bytes(state: Mapping[str, Tensor]) -> Tensor:
+    """Return the bytes of all tensors, by name."""
+    return _together([state[name].reshape(-1).view(torch.uint8) for name in sorted(state)])
+
+
+def state_of(parts: Sequence[Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose joined bytes came in ``parts``; they have the shapes and types of ``like``."""
+    names = sorted(like)
+    pieces = _together(parts).split([like[name].nbytes for name in names])
+    return {
+        # A copy begins at an address that fits the type.
+        name: piece.clone().view(like[name].dtype).reshape(like[name].shape)
+        for name, piece in zip(names, pieces, strict=True)
+    }
+
+
+def _together(pieces: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(pieces)) if pieces else torch.empty(0, dtype=torch.uint8)
+
+
+def parts_schemas(state: Mapping[str, Tensor]) -> list[Schema]:
+    """Return the schemas of the parts in which tensors like these cross."""
+    total = sum(tensor.nbytes for tensor in state.values())
+    sizes = (min(PART, total - at) for at in range(0, total, PART))
+    return [Schema({}, {"bytes": TensorSpec((size,), torch.uint8)}) for size in sizes]
 
 
 def rows_at_a_time(features: int, codec: str) -> int:

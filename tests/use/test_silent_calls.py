@@ -265,18 +265,18 @@ def test_a_long_answer_may_come_slowly(
     """It counts as received once it is complete."""
     monkeypatch.setattr(links, "BESIDE_BYTES", 500_000)
     monkeypatch.setattr(links, "LOOK_SECONDS", 0.01)
-    state = {"weight": torch.ones(1_000_000)}
+    part = torch.arange(split_inference.PART) % 251
     with served(model, authority) as server:
-        server.__dict__["_bottom"] = b"".join(encode("bottom", {}, state))
+        server.__dict__["_parts"] = [part.to(torch.uint8)]
         proxy = Proxy(f"127.0.0.1:{server.port}", rate=4e6)
         credentials = certs.load_client_credentials(authority, "camera")
         connection = ModelConnection(f"localhost:{proxy.port}", credentials)
-        request = b"".join(encode("fetch", {}, {}))
+        request = b"".join(encode("fetch", {"part": 0}, {}))
+        (schema,) = split_inference.parts_schemas({"weight": torch.ones(split_inference.PART // 4)})
         with contextlib.closing(connection):
             for _ in range(2):
-                schema = split_inference.bottom_schema(state)
-                frame = connection.ask("Fetch", request, "bottom", schema)
-                assert torch.equal(frame.tensors["weight"], state["weight"])
+                frame = connection.ask("Fetch", request, "part", schema)
+                assert torch.equal(frame.tensors["bytes"], part.to(torch.uint8))
 
 
 def test_a_slow_device_is_waited_for() -> None:

@@ -1,5 +1,6 @@
 """Split inference over real TLS answers as the whole model does, and tells a device without access so."""
 
+import contextlib
 import json
 import re
 import signal
@@ -19,13 +20,14 @@ from semisfl import load
 from semisfl.cli.main import main
 from semisfl.net import chunks
 from semisfl.net.client.identity import Target
-from semisfl.net.frames import encode
+from semisfl.net.frames import Frame, Schema, encode
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
 from semisfl.use import split_inference
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
 from semisfl.use.model_client import ModelClient
+from semisfl.use.model_connection import ModelConnection
 from tests import toy
 from tests.processes import Forked
 from tests.use.serving import connect, served
@@ -115,6 +117,58 @@ def test_the_bottom_is_fetched_once(
         assert client.connection.received == received[0], "a damaged copy is fetched anew"
         probabilities = client.probabilities(PIXELS)
     torch.testing.assert_close(probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+
+
+def test_a_large_bottom_crosses_in_parts(
+    model: Classifier, authority: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that takes none of an answer makes the server hold a part, not the whole bottom."""
+    monkeypatch.setattr(split_inference, "PART", 100)
+    asked = []
+    ask = ModelConnection.ask
+
+    def counted(*arguments: Any) -> Frame:
+        before = arguments[0].received
+        frame = ask(*arguments)
+        asked.append((arguments[1], arguments[0].received - before))
+        return frame
+
+    monkeypatch.setattr(ModelConnection, "ask", counted)
+    with (
+        served(model, authority) as server,
+        connect(f"localhost:{server.port}", authority) as client,
+    ):
+        probabilities = client.probabilities(PIXELS)
+    torch.testing.assert_close(probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+    sizes = [size for call, size in asked if call == "Fetch"]
+    weights = sum(tensor.nbytes for tensor in model.network.bottom.state_dict().values())
+    assert len(sizes) == -(-weights // 100) > 2
+    assert max(sizes) < 300
+
+
+def test_tensors_of_all_types_and_sizes_are_joined_and_parted_again() -> None:
+    state = {
+        "b": torch.randn(3, 5),
+        "a": torch.tensor(7),
+        "c": torch.empty(0, 2),
+        "d": torch.tensor([True, False, True]),
+        "e": torch.randn(2).to(torch.bfloat16),
+    }
+    joined = split_inference.joined_bytes(state)
+    again = split_inference.state_of(joined.split(9), state)
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+    assert split_inference.parts_schemas({}) == []
+    assert split_inference.state_of([], {}) == {}
+
+
+@pytest.mark.parametrize("part", [-1, 1, 2**40])
+def test_a_part_that_there_is_not_is_refused(part: int, address: str, authority: Path) -> None:
+    credentials = certs.load_client_credentials(authority, "camera")
+    connection = ModelConnection(address, credentials)
+    request = b"".join(encode("fetch", {"part": part}, {}))
+    with contextlib.closing(connection), pytest.raises(ValueError, match=f"part {part} of the"):
+        connection.ask("Fetch", request, "part", Schema())
 
 
 def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
