@@ -13,7 +13,7 @@ from PIL import Image, ImageChops
 from torch import Tensor
 
 from semisfl.data import folder, unreadable
-from semisfl.data.decode import GREY_MODES, open_image, pixels_of
+from semisfl.data.decode import GREY_MODES, check_mode, open_image, pixels_of
 from semisfl.data.large import shrunk
 from semisfl.models.shapes import Shape
 
@@ -109,6 +109,7 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
     channels, height, width = shape
     try:
         if isinstance(picture, Image.Image):
+            check_mode(picture)
             return _pixels(picture, (width, height), channels)
         path = Path(picture)
         if not path.exists():

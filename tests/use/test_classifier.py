@@ -157,6 +157,20 @@ def test_colour_is_refused_by_a_model_of_grey_images(tmp_path: Path) -> None:
     assert reason.startswith("it is in colour (mode P) ")
 
 
+@pytest.mark.parametrize(("values", "mode"), [(np.float32, "F"), (np.int32, "I")])
+def test_an_image_in_memory_with_32_bit_pixels_is_skipped_as_a_file_is(
+    values: type[np.generic], mode: str, tmp_path: Path
+) -> None:
+    from semisfl.use import pictures
+
+    image = Image.fromarray(np.arange(64).reshape(8, 8).astype(values))
+    image.save(tmp_path / "image.tif")
+    (batch,) = pictures.batches([image, tmp_path / "image.tif"], (3, 8, 8))
+    assert not batch.names
+    for skipped in batch.skipped:
+        assert skipped.reason.startswith(f"an image of mode {mode} has 32-bit pixels")
+
+
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 13)], ids=str)
 def test_pixels_of_another_shape_are_refused(shape: tuple[int, ...], trained: Trained) -> None:
     model = load(trained("supervised")[0])
