@@ -81,9 +81,9 @@ class Rounds:
         started = time.perf_counter()
         # 1. Save the state: an undone round returns to it, and a stopped run writes it as checkpoint.
         self._before = checkpoint.snapshot(self._state())
-        self._counted = Counter(fleet.traffic.counts)
+        self._sent_before = Counter(fleet.traffic.counts)
         if self._good:
-            self._last_good = self._before, self._counted
+            self._last_good = self._before, self._sent_before
         try:
             # 2. Train. Waiting for clients is not part of the round's time.
             saved = time.perf_counter()
@@ -115,13 +115,13 @@ class Rounds:
             held_back=fleet.held_back.take(),
             bytes=fleet.traffic.by_kind(),
             bytes_total=fleet.traffic.total(),
-            bytes_by_client=alike_clients(fleet.traffic.since(self._counted) + self._undone)
+            bytes_by_client=alike_clients(fleet.traffic.since(self._sent_before) + self._undone)
             or None,
             bytes_repeated=self._repeated or None,
             seconds=trained - started,
             seconds_training=trained - begun,
         )
-        if self._is_tested or self._limit_after(metrics):
+        if self._is_judged or self._limit_after(metrics):
             metrics = self._judged(metrics)
         self._good = fault is None
         if self._good:
@@ -140,7 +140,11 @@ class Rounds:
         metrics = replace(metrics, stopped_by=self._limit_after(metrics), warnings=warnings or None)
         # 5. If rounds are judged on validation images, read the test set once, at the end.
         at_end = self._is_last or metrics.stopped_by is not None
-        return self._tested(metrics) if at_end and experiment.validation is not None else metrics
+        return (
+            self._with_test_accuracy(metrics)
+            if at_end and experiment.validation is not None
+            else metrics
+        )
 
     def test_end(self) -> None:
         """Test a resumed run that ends at once because a limit is met, as any other end is tested."""
@@ -150,7 +154,7 @@ class Rounds:
         if metrics.accuracy is None:
             metrics = self._judged(metrics)
         if self._experiment.validation is not None:
-            metrics = self._tested(metrics)
+            metrics = self._with_test_accuracy(metrics)
         self._begin_at(self.next - 1)
         self.keep(metrics)
         self._checkpoints.write(self._state())
@@ -168,7 +172,7 @@ class Rounds:
         )
         return tested.with_test(time.perf_counter() - begun)
 
-    def _tested(self, metrics: RoundMetrics) -> RoundMetrics:
+    def _with_test_accuracy(self, metrics: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()
         judged = next(iter(self._experiment.test().values()))
         tested = replace(metrics, test_accuracy=judged.accuracy)
@@ -225,7 +229,7 @@ class Rounds:
         return self.next == self._experiment.config.rounds - 1
 
     @property
-    def _is_tested(self) -> bool:
+    def _is_judged(self) -> bool:
         every = self._experiment.config.runtime.evaluate_every
         return self._is_last or (self.next + 1) % every == 0
 
@@ -243,14 +247,14 @@ class Rounds:
         return {"round": self.next, "best": self._best, "model": model}
 
     def _undo(self, why: str) -> None:
-        self._restore(why, self._before, self._counted)
+        self._restore(why, self._before, self._sent_before)
 
     def _restore(
-        self, why: str, state: dict[str, Any], counted: Counter[tuple[str, str, int]]
+        self, why: str, state: dict[str, Any], sent_before: Counter[tuple[str, str, int]]
     ) -> None:
         log.warning("%s", why)
         # These bytes were sent all the same.
-        sent = self._experiment.fleet.traffic.since(counted)
+        sent = self._experiment.fleet.traffic.since(sent_before)
         self._undone += sent
         self._repeated += sent.total()
         self._experiment.fleet.held_back.take()  # of the attempt that does not count
@@ -263,7 +267,7 @@ class Rounds:
         ever. In a simulation a bad round is kept: the same clients would give the same numbers again.
         """
         self._failures += 1
-        state, counted = self._last_good
+        state, sent_before = self._last_good
         real = self._experiment.config.fleet.kind == "network"
         already_there = state["round"] == self.next
         if not real or self._failures < FAILURES or (already_there and may_wait):
@@ -275,7 +279,7 @@ class Rounds:
                 "remove the device that the log names or lower optimizer.lr, then use --resume"
             )
         why = f"going back to the last good checkpoint: round {state['round'] + 1} is next"
-        self._restore(why, state, counted)
+        self._restore(why, state, sent_before)
         self._good = True
         self._begin_at(state["round"])
         return True
