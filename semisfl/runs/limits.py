@@ -77,8 +77,8 @@ def met(stop: StopConfig, standing: Standing) -> str | None:
 def reason(stop: StopConfig, key: str, standing: Standing) -> str:
     """Return a line that names a limit and the value that met it."""
     reached = {
-        "target": f"accuracy {standing.accuracy} %",
-        "patience": f"{counted(standing.without_better, 'test')} without more than {standing.best or 0.0} %",
+        "target": f"accuracy {standing.accuracy or 0.0:.1f} %",
+        "patience": f"{counted(standing.without_better, 'test')} without more than {standing.best or 0.0:.1f} %",
         "hours": f"{standing.seconds / 3600:.4g} h",
         "gigabytes": f"{standing.bytes / 1e9:.4g} GB",
     }

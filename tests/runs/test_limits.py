@@ -68,11 +68,11 @@ def test_a_diverged_round_meets_no_target_and_is_no_best() -> None:
 
 
 def test_a_limit_is_described_in_words() -> None:
-    standing = Standing.after(rows(50.5, 49.0))
+    standing = Standing.after(rows(152 / 3, 146 / 3))
     stop = StopConfig(target=40, patience=1, hours=0.5, gigabytes=3.5)
     assert [reason(stop, key, standing) for key in StopConfig.model_fields] == [
-        "stop.target = 40 is met (accuracy 49.0 %)",
-        "stop.patience = 1 is met (1 test without more than 50.5 %)",
+        "stop.target = 40 is met (accuracy 48.7 %)",
+        "stop.patience = 1 is met (1 test without more than 50.7 %)",
         "stop.hours = 0.5 is met (1 h)",
         "stop.gigabytes = 3.5 is met (4 GB)",
     ]
