@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -66,11 +66,18 @@ def listed_pictures(images: Pictures, *, follow_links: bool = True) -> ListedPic
     if isinstance(images, Tensor):
         return images
     single: list[Picture] = []
-    for picture in [images] if isinstance(images, str | os.PathLike | Image.Image) else images:
+    if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(images, Iterable):
+        images = [images]
+    for picture in images:
         if isinstance(picture, Image.Image):
             single.append(picture)
-        else:
+        elif isinstance(picture, str | os.PathLike):
             single += pictures.files_of([picture], follow_links=follow_links)
+        else:
+            raise TypeError(
+                f"a picture is a {type(picture).__name__}; give files, folders or Pillow images, or all pixels as "
+                "one uint8 array [n, C, H, W]"
+            )
     return single
 
 

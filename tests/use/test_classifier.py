@@ -3,6 +3,7 @@
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from semisfl.settings import catalog
+from semisfl.use.classifier import listed_pictures
 from semisfl.use.evaluation import evaluate_on
 from tests import toy
 from tests.net.harness import network, tiny
@@ -155,6 +157,19 @@ def test_colour_is_refused_by_a_model_of_grey_images(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8), (9, 9, 10)).convert("P").save(tmp_path / "palette.png")
     ((_, reason),) = next(pictures.batches([tmp_path / "palette.png"], (1, 8, 8))).skipped
     assert reason.startswith("it is in colour (mode P) ")
+
+
+@pytest.mark.parametrize(
+    ("images", "found"),
+    [
+        ([np.zeros((8, 8), np.uint8)], "ndarray"),
+        ([torch.zeros(8, 8)], "Tensor"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_picture_is_refused_with_what_to_give(images: Any, found: str) -> None:
+    with pytest.raises(TypeError, match=rf"a picture is a {found}; .*uint8 array \[n, C, H, W\]"):
+        listed_pictures(images)
 
 
 @pytest.mark.parametrize(("values", "mode"), [(np.float32, "F"), (np.int32, "I")])
