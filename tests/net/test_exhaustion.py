@@ -15,6 +15,7 @@ import torch
 from semisfl.fleet.packing import joined, tensor_names
 from semisfl.models.build import build_model
 from semisfl.net import chunks, links
+from semisfl.net.chunks import cut
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.terms import Terms
 from tests.net.floods import crumbs_taken
@@ -110,6 +111,36 @@ def test_a_long_way_to_the_server_does_not_let_frames_pile_up(images: Path) -> N
 
     ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB, delay=0.25)
     assert ended.status == REFUSED and ended.peak < 300 * MB, ended
+
+
+def test_a_server_that_keeps_a_device_busy_with_nothing_is_left(images: Path) -> None:
+    """Heartbeats, frames that are skipped and frames that are ignored cost a server nothing."""
+    text, kinds = terms(), itertools.count()
+
+    def useless(kind: int) -> bytes:
+        if kind == 0:
+            return chunks.PREFIX.pack(chunks.MAGIC, EPOCH, 0, 0)
+        if kind == 1:
+            return chunks.PREFIX.pack(chunks.MAGIC, EPOCH + 1, 9, 1) + b"x"
+        return next(cut([b"nonsense"], EPOCH, 0))
+
+    async def script(peer: Peer) -> None:
+        message = useless(next(kinds))
+        await enrolled(peer, text)
+        reading = asyncio.create_task(forget(peer))
+        for _ in range(3000):
+            await peer.context.write(message)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reading, 5)  # until it has gone
+        await peer.context.abort(grpc.StatusCode.PERMISSION_DENIED, "enough")
+
+    async def forget(peer: Peer) -> None:
+        while (await peer.context.read()) is not grpc.aio.EOF:
+            pass
+
+    ended, server = attacked(script, images, most=MOST)
+    assert ended.status == REFUSED and server.calls == 3, ended
+    assert "3 times: the server broke the protocol: over 100 messages" in ended.output, ended
 
 
 def test_frames_around_an_unfinished_message_do_not_pile_up(

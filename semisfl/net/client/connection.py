@@ -37,6 +37,8 @@ INBOX = 2
 """Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""
 ROOM_SECONDS = 0.01
 GOODBYE_SECONDS = 1.0
+MOST_VIOLATIONS = 3
+"""A device ends when its server has broken the protocol this often."""
 
 
 class Connection:
@@ -68,6 +70,7 @@ class Connection:
         self._attempts = 0
         self._failures = 0
         """Attempts since the server last gave this client its place."""
+        self._violations = 0
         self._options = chunks.options()
         # Before Python 3.13 a signal at the wrong moment makes the wait of a SimpleQueue endless.
         self._inbox: queue.Queue[Received | Exception | None] = queue.Queue()
@@ -138,6 +141,8 @@ class Connection:
             welcomed, code, reason = await self._attempt()
             if code is grpc.StatusCode.OK:
                 return
+            if self._violations >= MOST_VIOLATIONS:
+                raise Rejected(f"{self._address}, {self._violations} times: {reason}", "refused")
             if code in FINAL and not self._identity.renew():
                 raise Rejected.by_server(self._address, code, reason)
             if not welcomed:
@@ -184,6 +189,7 @@ class Connection:
             try:
                 await self._read_watched(stream, call, fetched)
             except Violation as error:
+                self._violations += 1
                 return True, grpc.StatusCode.UNAVAILABLE, f"the server broke the protocol: {error}"
             except TimeoutError:
                 return (
@@ -235,7 +241,7 @@ class Connection:
                 self.received += len(chunk)
                 silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
                 beats = stream.assembler.beats
-                _, complete = stream.assembler.feed(chunk)
+                complete = stream.feed(chunk)
                 if complete is None:
                     self._show_life(stream, answer=stream.assembler.beats > beats)
                     continue
@@ -274,6 +280,8 @@ class Connection:
         await self._send(call, 0, 0, [b"".join(self.outgoing.frame("hello", fields))])
         while (item := await stream.outbox.get()) is not None:
             ticket, parts = item
+            if parts:
+                stream.useless.answered()
             await self._send(call, stream.assembler.epoch, ticket, parts)
         await call.done_writing()
         stream.drained.set()

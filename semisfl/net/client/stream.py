@@ -4,11 +4,36 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from semisfl.net import messages
-from semisfl.net.chunks import Assembler, Parts
+from semisfl.net import chunks, messages
+from semisfl.net.chunks import PREFIX, Assembler, Parts, Violation
 
 CROWDED = 2
 """Answers that may wait to be sent before the device waits for its server to take them."""
+
+USELESS = 100
+"""Messages that a device could not use before it disconnects: heartbeats, frames that are skipped or get no answer.
+Of an honest server few are on the way at a time."""
+BEATS = 10
+"""Of them, so many are forgotten in the time between two heartbeats."""
+
+
+class Useless:
+    """Count messages that the device cannot use. Older ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._count, self._since = 0.0, time.monotonic()
+
+    def add(self) -> None:
+        """Count one more; raise `Violation` if it is one too many."""
+        now = time.monotonic()
+        forgotten = (now - self._since) * BEATS / chunks.BEAT_SECONDS
+        self._count, self._since = max(0.0, self._count - forgotten) + 1, now
+        if self._count > USELESS:
+            raise Violation(f"over {USELESS} messages that a device cannot use")
+
+    def answered(self) -> None:
+        """Note that one of them got an answer."""
+        self._count = max(0.0, self._count - 1)
 
 
 class Stream:
@@ -17,6 +42,7 @@ class Stream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.assembler = Assembler(in_order=True)
         self.assembler.limit = messages.WELCOME.limit
+        self.useless = Useless()
         self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
         self.drained = asyncio.Event()
         self.beaten = time.monotonic()
@@ -28,6 +54,14 @@ class Stream:
     def crowded(self) -> bool:
         """Return whether the server has not taken the last answers yet, while the stream lives."""
         return self.outbox.qsize() >= CROWDED and not self.drained.is_set()
+
+    def feed(self, chunk: bytes) -> tuple[int, bytearray] | None:
+        """Return a frame's ticket and bytes once it is complete; raise `Violation` if too little is of use."""
+        progress, complete = self.assembler.feed(chunk)
+        # Every frame counts until it is answered: the thread that trains may ignore it.
+        if complete is not None or not progress or len(chunk) == PREFIX.size:
+            self.useless.add()
+        return complete
 
     def answer(self, ticket: int, parts: Parts) -> None:
         """Send ``parts``, which must not change any more, as the answer to ``ticket``."""
