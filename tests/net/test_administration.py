@@ -276,16 +276,47 @@ def test_only_the_same_user_may_ask(tmp_path: Path, caplog: pytest.LogCaptureFix
         read, write = os.pipe()
         if not (child := os.fork()):
             try:
+                os.chdir(directory.path)
                 os.setuid(65534)
-                ask(directory.path, "drain")
-                os.write(write, b"drained")
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+                    link.connect(SOCKET)
+                    link.sendall(b'{"action": "drain"}\n')
+                    os.write(write, link.recv(999))
             except BaseException as error:
                 os.write(write, str(error).encode())
             os._exit(0)
         os.waitpid(child, 0)
-        assert os.read(read, 999) == b"user 65534 does not run this server"
+        assert b"user 65534 does not run this server" in os.read(read, 999)
         assert not net.fleet.waiting.draining
     assert not path.exists(), "removed at the end"
+
+
+def test_another_user_cannot_answer_in_the_server_s_place(tmp_path: Path) -> None:
+    """Where others may write to the run's folder, one of them could replace the socket."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user for this test")
+    (tmp_path / "config.toml").touch()
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents:
+        folder.chmod(folder.stat().st_mode | 0o555)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.setuid(65534)
+            os.chdir(tmp_path)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(SOCKET)
+                listener.listen()
+                os.write(write, b"!")
+                link, _ = listener.accept()
+                link.sendall(b'{"draining": true}\n')
+                link.recv(1000)
+        finally:
+            os._exit(0)
+    assert os.read(read, 1) == b"!"
+    with pytest.raises(ValueError, match=r"user 65534 answers .*, who did not start this command"):
+        ask(tmp_path, "drain")
+    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize(

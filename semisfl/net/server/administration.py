@@ -1,7 +1,7 @@
 """Let the operator ask a running server to do something, over a Unix socket in the run's directory.
 
 Only the user who runs the server may connect: the socket has mode 0600, and the kernel names the
-user of each connection. A question is one line of JSON, and so is its answer.
+user of each connection, on both sides. A question is one line of JSON, and so is its answer.
 """
 
 import asyncio
@@ -101,6 +101,11 @@ def ask(directory: Path, action: str, name: str = "") -> dict[str, Any]:
             raise ValueError(
                 f"{directory / SOCKET} is another user's; run this as the user of the server"
             ) from None
+        if (user := _user(link)) not in (None, os.geteuid()):
+            raise ValueError(
+                f"user {user} answers at {directory / SOCKET}, who did not start this command; run it as "
+                "the user of the server, and let no other user write to that folder"
+            )
         try:
             link.sendall((json.dumps({"action": action, "name": name}) + "\n").encode())
             with link.makefile("rb") as lines:
