@@ -105,13 +105,13 @@ def _read_token(file: Path) -> str:
 @contextlib.contextmanager
 def serving(app: "ASGIApp", address: Address, listener: Listener | None = None) -> Iterator[str]:
     """Serve ``app`` from a thread inside the block and yield its URL; ``listener`` is a port bound before."""
-    from semisfl.watch.app import Guard
-    from semisfl.watch.pacing import Paced
+    from semisfl.watch.app import PROBES, Guard
+    from semisfl.watch.pacing import Paced, Turns
 
     with listener or address.bind() as listener:
         secure = address.certificates is not None
         config = uvicorn.Config(
-            Guard(Paced(app), address.token, secure),
+            Guard(Paced(Turns(app, PROBES)), address.token, secure),
             http=protocol(listener.limits),
             ws="none",
             backlog=BACKLOG,

@@ -68,10 +68,11 @@ def page_html(library: str) -> str:
 def probes(ready: Callable[[], bool]) -> list[Route]:
     """Return the answers to an orchestrator: 200, and 503 from /readyz while it is not ``ready``."""
 
-    def healthz(request: Request) -> Response:
+    # Not in a thread: all of them may be at work.
+    async def healthz(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    def readyz(request: Request) -> Response:
+    async def readyz(request: Request) -> Response:
         return PlainTextResponse("ready\n") if ready() else PlainTextResponse("not ready\n", 503)
 
     return [

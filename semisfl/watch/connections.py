@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import resource
+import selectors
 import socket
 import time
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ SHARE = 8
 BACKLOG = 32
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 HOUR = 3600.0
+REST = 3.0
+"""Seconds that the page's thread rests for each second that it computes: anybody can make it busy, and training needs
+the interpreter too."""
+BURST_SECONDS = 0.1
+"""Rest that may be due before the thread takes it."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,30 @@ class Listener(socket.socket):
             log.warning("%s:%d: %s", *self.getsockname()[:2], text)
 
 
+class Resting(selectors.DefaultSelector):
+    """Rest between two looks at the sockets, if the thread has computed too much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due = 0.0
+        self._time, self._computed = time.monotonic(), time.thread_time()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        now, computed = time.monotonic(), time.thread_time()
+        busy = computed - self._computed
+        rested = now - self._time - busy
+        self._due = max(0.0, self._due + REST * busy - rested)
+        self._time, self._computed = now, computed
+        if self._due > BURST_SECONDS:
+            time.sleep(self._due)
+        return super().select(timeout)
+
+
 class Loop(asyncio.SelectorEventLoop):
-    """Wait for TLS handshakes no longer than for requests."""
+    """Wait for TLS handshakes no longer than for requests, and leave time to training."""
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__()
+        super().__init__(Resting())
         self._limits = limits
 
     async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:

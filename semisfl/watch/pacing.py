@@ -1,7 +1,13 @@
-"""Send a page's answers piece by piece: a slow reader has one piece in its buffer, not a copy of the answer."""
+"""Make few of a page's answers at a time, and send them piece by piece.
 
+A slow reader has one piece in its buffer, not a copy of the answer.
+"""
+
+import asyncio
 from collections import Counter
+from collections.abc import Collection
 
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -9,6 +15,39 @@ PIECE = 64 * 1024
 """Bytes written at once; the next piece waits until the reader has taken most of this one."""
 MOST_UNSENT = 64 * 1024 * 1024
 """Bytes of all answers that are being sent. Equal answers are counted once."""
+
+AT_ONCE = 2
+"""Answers that are made at a time: training needs the interpreter too."""
+
+
+class Turns:
+    """Let requests wait for their turn. Those whose reader has left are not answered; ``free`` paths never wait."""
+
+    def __init__(self, app: ASGIApp, free: Collection[str] = ()) -> None:
+        self._app, self._free = app, free
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in self._free:
+            return await self._app(scope, receive, send)
+        await self._turns.acquire()
+        begun = False
+
+        def give_turn() -> None:
+            nonlocal begun
+            if not begun:
+                self._turns.release()
+            begun = True
+
+        async def answering(message: Message) -> None:
+            give_turn()  # it is made: sending it may take long
+            await send(message)
+
+        try:
+            if not await Request(scope, receive).is_disconnected():
+                await self._app(scope, receive, answering)
+        finally:
+            give_turn()
 
 
 class Paced:

@@ -1,7 +1,10 @@
 """Readers of a page that take their time: they hold neither memory nor a connection."""
 
+import asyncio
+import contextlib
 import gc
 import socket
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -94,3 +97,64 @@ def test_different_answers_have_a_limit_together() -> None:
             assert ask(url, "/?b.100")[:2] == (200, "b" * 100), "and a short one little"
         while ask(url, "/?b")[0] == 503:
             pass  # until the server notices that the slow reader has gone
+
+
+# --- floods of requests ---------------------------------------------------------------------------
+
+
+def test_few_answers_are_made_at_a_time_and_none_for_readers_who_left() -> None:
+    """Else a minute of requests keeps the page, and a run in the same process, busy for an hour."""
+    begun, gate = [0], threading.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            begun[0] += 1
+            await asyncio.to_thread(gate.wait, 60)
+        await Response("done")(scope, receive, send)
+
+    def ask_slow(port: int) -> socket.socket:
+        link = socket.create_connection(("127.0.0.1", port), 10)
+        link.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return link
+
+    with served(Limits(), slow) as (url, listener), ExitStack() as patient:
+        port = urlsplit(url).port or 0
+        until = time.monotonic() + 30
+        for _ in range(pacing.AT_ONCE):
+            patient.enter_context(ask_slow(port))
+        while begun[0] < pacing.AT_ONCE:
+            assert time.monotonic() < until
+        for _ in range(READERS):
+            ask_slow(port).close()
+        while sum(link.fileno() != -1 for link in listener._taken) > pacing.AT_ONCE:
+            assert time.monotonic() < until
+        assert ask(url, "/healthz")[0] == 200, "a probe waits"
+        assert begun[0] == pacing.AT_ONCE
+        gate.set()
+        assert ask(url, "/slow")[0] == 200
+    assert begun[0] == pacing.AT_ONCE + 1
+
+
+def test_a_flood_of_probes_leaves_the_interpreter_to_training() -> None:
+    looks: list[tuple[float, float]] = []
+
+    async def probe(scope: Scope, receive: Receive, send: Send) -> None:
+        looks.append((time.monotonic(), time.thread_time()))
+        await Response("ok")(scope, receive, send)
+
+    with served(Limits(), probe) as (url, _), socket.socket() as link:
+        link.connect(("127.0.0.1", urlsplit(url).port or 0))
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while link.recv(1 << 16):
+                    pass
+
+        threading.Thread(target=read, daemon=True).start()
+        requests = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 100
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            link.sendall(requests)
+        link.shutdown(socket.SHUT_RDWR)
+    (began, before), (ended, after) = looks[0], looks[-1]
+    assert len(looks) > 100 and after - before < 0.4 * (ended - began)
