@@ -147,15 +147,31 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-def connect(folder: Path, name: str, port: int, first: bytes | None = None) -> ssl.SSLSocket:
-    """Return a connection with the certificate of ``name``; by default one stream is open and silent."""
+def identity(folder: Path, name: str) -> ssl.SSLContext:
+    """Return what shows the certificate of ``name``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(folder / "authority.crt")
     own = folder / "clients" / name
     context.load_cert_chain(own / "client.crt", own / "client.key")
     context.set_alpn_protocols(["h2"])
+    return context
+
+
+def connect(
+    folder: Path,
+    name: str,
+    port: int,
+    first: bytes | None = None,
+    context: ssl.SSLContext | None = None,
+    ticket: ssl.SSLSession | None = None,
+) -> ssl.SSLSocket:
+    """Return a connection with the certificate of ``name``; by default one stream is open and silent.
+
+    With a ``ticket`` of an earlier connection of the ``context`` its handshake shows no certificate.
+    """
+    context = context or identity(folder, name)
     link = socket.create_connection(("127.0.0.1", port), timeout=10)
-    secured = context.wrap_socket(link, server_hostname="localhost")
+    secured = context.wrap_socket(link, server_hostname="localhost", session=ticket)
     secured.sendall(PREFACE + frame(SETTINGS, 0, 0) + (opened(1) if first is None else first))
     return secured
 

@@ -1,5 +1,6 @@
 import contextlib
 import hashlib
+import shutil
 import socket
 import ssl
 import stat
@@ -151,6 +152,67 @@ def test_grpc_accepts_the_credentials_and_tells_who_came(home: Path) -> None:
     finally:
         server.stop(0).wait(10)
     assert seen == [("cam-1", certs.listing(home)[-1].serial)]
+
+
+@pytest.fixture(scope="module")
+def signed_by_a_device(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder in which a device's certificate serves as the authority, with whole chains."""
+    forged, own = tmp_path_factory.mktemp("forged"), home / "clients" / "cam-1"
+    for kind in ("crt", "key"):
+        (forged / f"authority.{kind}").write_bytes((own / f"client.{kind}").read_bytes())
+    certs.make_server(forged, ["localhost"])
+    certs.make_client(forged, "cam-2")
+    for leaf in (forged / "server.crt", forged / "clients" / "cam-2" / "client.crt"):
+        leaf.write_bytes(leaf.read_bytes() + (own / "client.crt").read_bytes())
+    return forged
+
+
+def grpc_accepts(server: Path, client: Path, trusted: bytes) -> bool:
+    """Return whether gRPC, which has its own TLS, lets these two talk; each path is without its ending."""
+    grpc = pytest.importorskip("grpc")
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+    serving = grpc.server(ThreadPoolExecutor(1))
+    serving.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"a": handler}),))
+    keys, chains = (
+        [place.with_name(f"{place.name}.{kind}").read_bytes() for place in (server, client)]
+        for kind in ("key", "crt")
+    )
+    pair = [(keys[0], chains[0])]
+    port = serving.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials(pair, trusted, require_client_auth=True)
+    )
+    serving.start()
+    mine = grpc.ssl_channel_credentials(trusted, keys[1], chains[1])
+    try:
+        with grpc.secure_channel(f"localhost:{port}", mine) as channel:
+            return bool(channel.unary_unary("/t/a")(b"hi", timeout=20) == b"hi")
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+    finally:
+        serving.stop(0).wait(10)
+
+
+def test_grpc_trusts_nobody_whom_a_device_signed_and_no_device_as_a_server(
+    home: Path, stranger: Path, signed_by_a_device: Path, tmp_path: Path
+) -> None:
+    trusted = (home / "authority.crt").read_bytes()
+    server, client = home / "server", home / "clients" / "cam-1" / "client"
+    assert grpc_accepts(server, client, trusted)
+    shutil.copytree(home, tmp_path / "copy")
+    certs.make_client(tmp_path / "copy", "localhost")  # a device may have the name of a host
+    for false in (
+        signed_by_a_device / "server",
+        stranger / "server",
+        tmp_path / "copy" / "clients" / "localhost" / "client",
+    ):
+        assert not grpc_accepts(false, client, trusted), false
+    for false in (
+        signed_by_a_device / "clients" / "cam-2" / "client",
+        stranger / "clients" / "cam-1" / "client",
+        server,
+    ):
+        assert not grpc_accepts(server, false, trusted), false
 
 
 def test_extensions(home: Path) -> None:

@@ -24,7 +24,7 @@ from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.session_table import MOST_ARRIVALS
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
-from tests.net.floods import FLOODS, connect, flood, hello, no_room, opened
+from tests.net.floods import FLOODS, connect, flood, hello, identity, no_room, opened
 from tests.net.harness import Network, certificates, network, tiny, until
 
 NEVER = 60.0
@@ -234,6 +234,23 @@ def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one
 
     until(flooded)  # on a busy machine gRPC may end the connection before so many streams are seen
     assert "client-1" not in net.strikes
+
+
+def test_a_revoked_device_does_not_come_in_with_a_ticket_of_an_earlier_connection(
+    net: Network,
+) -> None:
+    """TLS does not look at its certificate again: the server must."""
+    assert net.certificates is not None
+    way = net.certificates, "client-1", net.port
+    device = identity(net.certificates, "client-1")
+    with connect(*way, hello(), device) as first:
+        until(lambda: net.fleet.device_log.events["refused"] or first.recv(1 << 16))
+        ticket = first.session
+    assert not net.fleet.device_log.events["refused"]
+    certs.revoke(net.certificates, "client-1")
+    with connect(*way, hello(), device, ticket) as again:
+        until(lambda: net.fleet.device_log.events["refused"])
+        assert again.session_reused, "it showed its certificate again"
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
