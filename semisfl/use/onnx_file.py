@@ -91,18 +91,25 @@ def quantize(path: Path, inputs: Tensor) -> None:
         )
 
 
-def _reads_others(message: Any) -> bool:
-    """Return whether any tensor of an ONNX message lies in another file."""
-    if message.DESCRIPTOR.name == "TensorProto" and (
-        message.external_data or message.data_location == message.EXTERNAL
-    ):
-        return True
+def _messages(message: Any) -> Iterator[Any]:
+    """Yield an ONNX message and every message in it."""
+    yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
-            inner = [value] if hasattr(value, "ListFields") else value
-            if any(map(_reads_others, inner)):
-                return True
-    return False
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                yield from _messages(inner)
+
+
+def _reads_others(model: Any) -> bool:
+    """Return whether any tensor of an ONNX model lies in another file."""
+    tensors = (one for one in _messages(model) if one.DESCRIPTOR.name == "TensorProto")
+    return any(one.external_data or one.data_location == one.EXTERNAL for one in tensors)
+
+
+def _repeats(model: Any) -> bool:
+    """Return whether a node has a graph of its own, as a loop does, or a function is called, perhaps by another."""
+    graphs = sum(one.DESCRIPTOR.name == "GraphProto" for one in _messages(model))
+    return graphs > 1 or len(model.functions) > 0
 
 
 def _line(error: Exception) -> str:
@@ -113,7 +120,7 @@ class File:
     """An ONNX file of one input and one output, run on the CPU.
 
     It must contain all its weights: a stranger's file could name a key that lies beside it as its weights, and
-    the features would show the key. ``memory``: bytes that it may take; a small file can ask for any amount.
+    the features would show the key. It must have no loops, which could run for ever. ``memory``: bytes that it may take; a small file can ask for any amount.
     """
 
     def __init__(self, path: Path, memory: int | None = None) -> None:
@@ -129,9 +136,14 @@ class File:
         try:
             with open_file(path) as file:
                 content = file.read()
-            if _reads_others(onnx.ModelProto.FromString(content)):
+            model = onnx.ModelProto.FromString(content)
+            if _reads_others(model):
                 raise ValueError(
                     "it takes weights from another file, which could be any of yours; export the model again"
+                )
+            if _repeats(model):
+                raise ValueError(
+                    "it has loops, branches or functions, which could run for ever; export the model again"
                 )
             with self._limit.enforced():
                 self._session = onnxruntime.InferenceSession(

@@ -540,6 +540,29 @@ def test_a_file_whose_weights_lie_in_another_one_is_refused(
         connect(address(server), authority, bottom=path)
 
 
+@pytest.mark.parametrize("odd", ["Loop", "If", "function"])
+def test_a_file_that_could_run_for_ever_is_refused(
+    odd: str, model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
+) -> None:
+    path = bottom_file(model, tmp_path, "Identity", ["rows"])
+    file, helper, number = onnx.load(path), onnx.helper, onnx.TensorProto
+    if odd == "function":
+        inner = [helper.make_node("Identity", ["x"], ["y"])]
+        opset = [helper.make_opsetid("", 18)]
+        file.functions.append(helper.make_function("own", "Twice", ["x"], ["y"], inner, opset))
+    else:
+        named = helper.make_tensor_value_info
+        flag, value = named("go", number.BOOL, []), named("rows", number.FLOAT, None)
+        body = helper.make_graph([], "body", [named("i", number.INT64, []), flag], [flag, value])
+        names = {"Loop": ["body"], "If": ["then_branch", "else_branch"]}[odd]
+        file.graph.node.append(
+            helper.make_node(odd, ["", "go"], ["many"], **dict.fromkeys(names, body))
+        )
+    onnx.save(file, path)
+    with pytest.raises(ValueError, match="it has loops, branches or functions, which could run"):
+        connect(address(server), authority, bottom=path)
+
+
 @pytest.mark.parametrize("when", ["loaded", "run"])
 def test_a_small_file_that_asks_for_much_memory_is_refused(
     when: str, model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
