@@ -42,9 +42,11 @@ class RayPool:
                     log_to_driver=False,
                     include_dashboard=False if address is None else None,
                 )
-            except ConnectionError as error:
+            except Exception as error:  # of many classes, with texts for Ray's own users
                 raise ConfigError(
-                    f"no Ray cluster answers at {address} ({error}); start one there, or use --engine ray"
+                    "Ray does not start on this machine; --debug shows its reason, --jobs needs no Ray"
+                    if address is None
+                    else f"no Ray cluster answers at {address!r}; give HOST:PORT of one, or auto, or use --engine ray"
                 ) from error
         gpus = ray.cluster_resources().get("GPU", 0)
         self._train = ray.remote(
