@@ -96,7 +96,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metrics": ("metrics",),
     "engine": ("engine", "settings"),
     "models": ("models", "engine", "settings", "seeds"),
-    "data": ("data", "engine.kernels", "settings", "seeds", "files"),
+    "data": ("data", "engine.hardware", "engine.kernels", "settings", "seeds", "files"),
     "algorithm": ("algorithm", "engine.facade", "engine.kernels", "settings"),
     "fleet": ("fleet", "models", "data", "engine", "settings", "seeds", "stopping"),
     # A method sees how training is made fast, where images come from and where clients live only

@@ -2,10 +2,11 @@
 
 import csv
 import json
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,6 +28,8 @@ Cut = Annotated[
     str | None,
     typer.Option(help="Cut the model after this layer instead of where it was cut in training."),
 ]
+FORMULA = re.compile(r"[=+\-@\t\r](?!$|[\d.]+$)")
+"""The start of a cell that a spreadsheet takes for a formula; a number or a single sign does no harm."""
 MOST_COLUMNS = 12
 """A confusion matrix with more classes does not fit a terminal."""
 
@@ -78,20 +81,27 @@ def print_predictions(predictions: "Predictions", top: int, *, as_json: bool, as
         skipped_too = [skipped._asdict() for skipped in predictions.skipped]
         print(json.dumps({"images": plain, "skipped": skipped_too}))
     elif as_csv:
-        count = min(top, len(predictions.classes))
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        ranks = range(1, count + 1)
-        writer.writerow(
-            ["image", *(f"{what}{n}" for n in ranks for what in ("class", "probability"))]
-        )
-        for name, classes in best:
-            writer.writerow([name, *(cell for c, p in classes for cell in (c, f"{p:.6f}"))])
+        _print_csv(best, min(top, len(predictions.classes)))
     else:
         for name, classes in best:
             answers = ", ".join(f"{c} {100 * p:.1f} %" for c, p in classes)
             print(console.printable(f"{name}: {answers}"))
     if not best:
         raise ValueError(f"none of {counted(len(predictions.skipped), 'image')} could be read")
+
+
+def _print_csv(best: "list[tuple[str, list[tuple[str, float]]]]", count: int) -> None:
+    titles = [f"{what}{rank + 1}" for rank in range(count) for what in ("class", "probability")]
+    rows = [["image", *titles]]
+    for name, classes in best:
+        # Still the file's name to a program; a class has no second spelling.
+        image = f"./{name}" if FORMULA.match(name) else name
+        cells = ((f"'{c}" if FORMULA.match(c) else c, f"{p:.6f}") for c, p in classes)
+        rows.append([image, *(cell for pair in cells for cell in pair)])
+    # Python before 3.13 leaves a lone carriage return without quotes, and readers end the line there.
+    odd = any("\r" in cell for row in rows for cell in row)
+    quoting: Literal[0, 1] = csv.QUOTE_ALL if odd else csv.QUOTE_MINIMAL
+    csv.writer(sys.stdout, lineterminator="\n", quoting=quoting).writerows(rows)
 
 
 def evaluate(

@@ -8,7 +8,8 @@ There are two forms. A root with a ``train`` or ``test`` folder has the first:
 - clients: ``<client>/*``, no labels and no test images. Images directly in the root make one client.
 
 Class and client folders may hold folders of their own. Images are regular files with a known
-suffix; hidden files and folders are skipped, other files are counted in a note. Links are followed. A device
+suffix; hidden files and folders are skipped, other files and hidden classes and clients are counted in a note.
+Links are followed. A device
 (`semisfl join`) takes `everything` below its folder instead, and follows no link out of it.
 """
 
@@ -106,6 +107,8 @@ class _Collected:
         self.others: list[Path] = []
         self.loose: list[Path] = []
         """Images that lie beside class folders, so that no class is known of them."""
+        self.hidden: list[Path] = []
+        """Folders of images that would be classes or clients if their names began with another letter."""
         self.unused: list[Path] = []
         """Folders beside ``train``, ``test`` and the clients': ``val``, ``unlabelled``."""
 
@@ -143,6 +146,7 @@ class _Collected:
         for files, noun, where in (
             (self.others, "file", "other than images"),
             (self.loose, "image", "in no class folder"),
+            (self.hidden, "hidden folder", "of images"),
             (elsewhere, "image", "outside train, test, unlabeled and clients"),
         ):
             if files:
@@ -186,6 +190,7 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
             )
         collected.add(folder, label=classes.index(folder.name), test=True)
     collected.loose = [*_loose(root / "train"), *_loose(root / "test")]
+    collected.hidden += [*hidden_folders(root / "train"), *hidden_folders(root / "test")]
     used = {"train", "test", "unlabeled", "clients"}
     collected.unused = [root / name for name in sorted(folders - used)]
     return tuple(classes)
@@ -203,6 +208,7 @@ def _unlabeled(collected: _Collected, folders: set[str]) -> None:
 
 def _by_client(collected: _Collected, parent: Path) -> None:
     folders = folders_in(parent)
+    collected.hidden += hidden_folders(parent)
     if folders and (loose := _loose(parent)):
         raise ValueError(
             f"{parent} mixes images ({loose[0].name}) and folders ({folders[0].name}); "
@@ -214,6 +220,12 @@ def _by_client(collected: _Collected, parent: Path) -> None:
 def folders_in(parent: Path) -> list[Path]:
     """Return the folders in a folder that are not hidden, in order."""
     return sorted(entry for entry in parent.iterdir() if entry.is_dir() and not _hidden(entry.name))
+
+
+def hidden_folders(parent: Path) -> list[Path]:
+    """Return the folders of images in a folder that begin with a dot, in order."""
+    dotted = sorted(entry for entry in parent.glob(".*") if entry.is_dir())
+    return [folder for folder in dotted if any(map(_is_image, files_below(folder, quiet=True)))]
 
 
 def _hidden(name: str) -> bool:

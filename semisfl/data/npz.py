@@ -8,7 +8,9 @@ import numpy as np
 from PIL import Image
 
 from semisfl.data.decode import Listing, Source, open_image
-from semisfl.settings.counts import counted
+from semisfl.data.large import TooLarge
+from semisfl.engine.hardware import free_memory
+from semisfl.settings.counts import amount, counted
 
 SHARD = re.compile(r"_(\d+)of(\d+)$")
 
@@ -56,15 +58,29 @@ def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as arrays:
             if not wanted:
                 return {name: np.empty(0) for name in arrays.files}
+            _check_room(arrays, {*wanted, "index"})
             missing = [name for name in wanted if name not in arrays.files]
             present = {name: arrays[name] for name in wanted if name in arrays.files}
             if "index" in arrays.files:
                 present["index"] = arrays["index"]
+    except TooLarge as error:
+        raise ValueError(f"{file} {error}") from None
     except Exception as error:  # damaged zip members raise from zlib, struct and numpy alike
         raise ValueError(f"{file} is not a readable .npz of plain arrays: {error}") from error
     if missing:
         raise ValueError(f"{file} lacks the arrays {', '.join(missing)}; add them")
     return present
+
+
+def _check_room(arrays: np.lib.npyio.NpzFile, wanted: set[str]) -> None:
+    """Raise `TooLarge` if arrays unpack to more than is free, by the sizes in the archive; no more is unpacked."""
+    members = arrays.zip.infolist() if arrays.zip is not None else []
+    size = sum(one.file_size for one in members if one.filename.removesuffix(".npy") in wanted)
+    free = free_memory()
+    if free is not None and size > free:
+        raise TooLarge(
+            f"unpacks to {amount(size)} and {amount(free)} of memory are free; split it, or use files of images"
+        )
 
 
 def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:

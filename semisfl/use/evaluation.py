@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from semisfl.data import hub, sources, table
-from semisfl.data.folder import folders_in
+from semisfl.data.folder import folders_in, hidden_folders
 from semisfl.runs.scores import Scores
 from semisfl.settings.counts import counted
 from semisfl.use import pictures
@@ -126,6 +126,9 @@ def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, lis
     folders = folders_in(place)
     if not folders:
         raise ValueError(f"{place} has no class folders; put the images of each class in one")
+    if hidden := hidden_folders(place):
+        names = ", ".join(folder.name for folder in hidden[:5])
+        log.warning("skipped %s of images: %s", counted(len(hidden), "hidden folder"), names)
     for folder in folders:
         _check_known(str(folder), folder.name, classes)
     return [(classes.index(folder.name), pictures.files_of([folder])) for folder in folders]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.data import cached, decode
+from semisfl.data import cached, decode, npz
 from semisfl.data.dataset import Dataset
 from semisfl.data.sources import load
 from semisfl.settings import catalog
@@ -266,7 +266,7 @@ def test_hidden_files_and_names_of_folders_are_no_images_beside_client_folders(t
     assert set(load(str(tmp_path)).clients) == {"cam", "cam.png"}
 
 
-@pytest.mark.parametrize("name", ["__MACOSX", "@eaDir", ".cache"])
+@pytest.mark.parametrize("name", ["__MACOSX", "@eaDir"])
 def test_folders_that_a_system_adds_are_no_classes_and_no_clients(tmp_path, name):
     root, clients = class_folder(tmp_path / "images"), tmp_path / "clients"
     save(clients / "cam" / "0.png", noise(1))
@@ -276,6 +276,18 @@ def test_folders_that_a_system_adds_are_no_classes_and_no_clients(tmp_path, name
     dataset = load(str(root))
     assert (dataset.classes, len(dataset.images), dataset.notes) == (("cat", "dog"), before, ())
     assert set(load(str(clients)).clients) == {"cam"}
+
+
+def test_hidden_folders_of_images_are_skipped_and_counted(tmp_path):
+    root, clients = class_folder(tmp_path / "images"), tmp_path / "clients"
+    for place in (root / "train" / "..dog", root / "test" / ".cat", root / ".cache"):
+        save(place / "0.png", noise(2))
+    dataset = load(str(root))
+    assert dataset.notes == ("skipped 2 hidden folders of images: train/..dog, test/.cat",)
+    assert dataset.classes == ("cat", "dog")
+    for name in ("cam", ".second"):
+        save(clients / name / "0.png", noise(1))
+    assert load(str(clients)).notes == ("skipped 1 hidden folder of images: .second",)
 
 
 def test_class_folders_count_whatever_lies_beside_them(tmp_path):
@@ -460,6 +472,18 @@ def test_damaged_packed_images_are_named_too(tmp_path):
     dataset = load(str(path))
     assert dataset.notes == ("1 of 40 images could not be read and were left out: test image 1",)
     assert torch.equal(dataset.test_images, planes(30, *range(32, 40)))
+
+
+def test_a_small_file_that_unpacks_to_more_than_is_free_is_refused(tmp_path, monkeypatch):
+    x = np.zeros((1000, 100, 100), np.uint8)
+    zeros = np.zeros(1000, np.int64)
+    file = tmp_path / "bomb.npz"
+    np.savez_compressed(file, x=x, labels=zeros, split=zeros, classes=["a", "b"])
+    monkeypatch.setattr(npz, "free_memory", lambda: 5_000_000)
+    assert file.stat().st_size < 100_000
+    refuses("bomb.npz unpacks to 10 MB and 5 MB of memory are free; split it", file)
+    monkeypatch.setattr(npz, "free_memory", lambda: None)  # unknown
+    refuses("bomb has no test images", file)
 
 
 def test_images_beside_class_folders_are_skipped_and_counted(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 from semisfl import load
 from semisfl.cli.main import main
+from semisfl.cli.use_model import print_predictions
+from semisfl.use.classifier import Predictions
 from semisfl.use.evaluation import evaluate_on, judge
 from semisfl.use.evaluation_plot import picture
 from tests.pictures import cut_off
@@ -97,6 +100,20 @@ def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
     ]
 
 
+def test_evaluate_names_hidden_class_folders(
+    trained: Trained,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+    for name in ("colour1", ".colour2"):
+        (tmp_path / name).symlink_to(images / "colour1")
+    evaluate_on(load(trained("supervised")[0]), tmp_path)
+    assert caplog.messages == ["skipped 1 hidden folder of images: .colour2"]
+
+
 def test_evaluate_takes_a_csv_file_as_it_takes_folders(
     trained: Trained, images: Path, tmp_path: Path
 ) -> None:
@@ -172,3 +189,20 @@ def test_predict_prints_and_skips(
     assert rows == [["image", "class1", "probability1"], [good, name, f"{first:.6f}"]]
     assert main(["predict", run, str(bad)]) == 2
     assert "none of 1 image could be read" in capsys.readouterr().err
+
+
+def test_the_csv_of_odd_names_is_valid_and_holds_no_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["a,b.png", 'say "hi".png', "two\nlines.png", "return\rhere.png", " a.png", "-1.png"]
+    names += ["=1+1.png", "@sum.png", "+x.png"]
+    classes = ("=cmd()", "-1.5", "+", "\tx", "cat")
+    rows = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]]).repeat(len(names), 1)
+    print_predictions(Predictions(names, rows, classes, []), 5, as_json=False, as_csv=True)
+    _, *read = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
+    monkeypatch.chdir(tmp_path)
+    for name, cells in zip(names, read, strict=True):
+        (tmp_path / name).touch()
+        assert Path(cells[0]) == Path(name) and cells[0][0] not in "=+-@"
+        assert cells[1::2] == ["'=cmd()", "-1.5", "+", "'\tx", "cat"]
+        assert cells[2] == "0.500000"
