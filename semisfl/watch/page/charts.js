@@ -50,8 +50,8 @@ Watch.charts = (() => {
 
   const short = (name, most = 18) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
 
-  // A name at the end of each line, none over another: one per colour, at its highest end.
-  function ends(node, known) {
+  // A name at the end of each line and the text of each level, none over another: one per colour, at its highest end.
+  function ends(node, known, levels) {
     const byColour = new Map();
     for (const line of known.filter((one) => one.end)) {
       const [x, y] = line.points.map((values) => values.at(-1));
@@ -61,16 +61,20 @@ Watch.charts = (() => {
       });
     }
     const most = node.clientWidth < 500 ? 14 : 26;
-    const labels = [...byColour.values()].sort((one, other) => other.y - one.y).map((one) => (
+    const names = [...byColour.values()].map((one) => (
       { ...one, text: short(one.name, most) + (one.count > 1 ? `, ${one.count - 1} more` : "") }));
-    const values = known.flatMap((line) => line.points[1]);
+    const values = [...known.flatMap((line) => line.points[1]), ...levels.map((level) => level.y)];
     const [low, high] = [Math.min(0, ...values), Math.max(...values)];
     const height = Math.max(60, node.clientHeight - 60);
-    if (labels.length > height / LABEL_HEIGHT) return [];
-    let free = Infinity; // downwards, the highest place that no label takes yet
+    const above = levels.map((level) => ({ ...level, level: true, shift: LABEL_HEIGHT / 2 }));
+    const labels = names.length + levels.length > height / LABEL_HEIGHT ? above : [...above, ...names];
     for (const label of labels) {
       label.at = high > low ? ((label.y - low) / (1.05 * (high - low))) * height : 0;
-      label.place = Math.min(label.at, free);
+    }
+    labels.sort((one, other) => other.at + (other.shift || 0) - one.at - (one.shift || 0));
+    let free = Infinity; // downwards, the highest place that no label takes yet
+    for (const label of labels) {
+      label.place = Math.min(label.at + (label.shift || 0), free);
       free = label.place - LABEL_HEIGHT;
     }
     let floor = 0; // and up again, what fell out at the bottom
@@ -102,18 +106,18 @@ Watch.charts = (() => {
       x, y,
       adjust(chosen, paint) {
         if (options.zero) chosen.yaxis.rangemode = "tozero";
-        const labels = ends(node, known);
+        const labels = ends(node, known, levels);
         chosen.shapes = levels.map((level) => ({
           type: "line", xref: "paper", x0: 0, x1: 1, y0: level.y, y1: level.y,
           line: { color: paint("quiet"), width: 1, dash: "dot" },
         }));
         chosen.annotations = [
-          ...labels.map((label) => ({
+          ...labels.filter((label) => !label.level).map((label) => ({
             text: plain(label.text), x: label.x, y: label.y, xanchor: "left", xshift: 5, yshift: label.shift,
             showarrow: false, font: { size: 12, color: paint(`series-${label.series % SERIES}`) },
           })),
-          ...levels.map((level) => ({
-            text: plain(level.text), xref: "paper", x: 1, y: level.y, xanchor: "right", yanchor: "bottom", showarrow: false,
+          ...labels.filter((label) => label.level).map((level) => ({
+            text: plain(level.text), xref: "paper", x: 1, y: level.y, xanchor: "right", yshift: level.shift, showarrow: false,
             font: { size: 11, color: paint("quiet") },
           })),
           ...(known.length ? [] : [nothing(paint, options.empty || "not measured", node.clientWidth)]),
