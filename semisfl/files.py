@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import math
 import os
 import secrets
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp"
 FORMS: dict[str, Any] = {
@@ -177,6 +180,43 @@ def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
 def save_picture(figure: "Figure", path: Path, dpi: int = 120, **how: Any) -> None:
     """Draw ``figure`` into ``path``, whose suffix is the format; whole or not at all. ``how``: as for `savefig`."""
     form = path.suffix.removeprefix(".")
+    if boxes := _add_fonts(figure):
+        log.warning("%s shows boxes for %s: install a font that has these letters", path, boxes)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # letters that the font lacks
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # one line has said it
         write_whole(path, lambda file: figure.savefig(file, dpi=dpi, format=form, **how))
+
+
+def _add_fonts(figure: "Figure") -> str:
+    """Give the texts of a picture installed fonts for letters that the usual one lacks; return what all lack."""
+    from matplotlib import font_manager  # heavy, and only wanted here
+    from matplotlib.text import Text
+
+    texts = figure.findobj(Text)
+    letters = {letter for text in texts for letter in text.get_text() if ord(letter) > 127}
+    usual = font_manager.findfont(font_manager.FontProperties())
+    lacking, names = letters - _drawn_by(usual, letters), []
+    for font in font_manager.fontManager.ttflist:
+        if not lacking:
+            break
+        if not font.name.startswith("Last Resort") and (new := _drawn_by(font.fname, lacking)):
+            names.append(font.name)
+            lacking -= new
+    for text in texts if names else ():
+        text.set_fontfamily([*text.get_fontfamily(), *names])
+    return "".join(sorted(lacking))
+
+
+def _drawn_by(font: str, letters: set[str]) -> set[str]:
+    """Return the letters that a font file can draw; none for a font of pictures, as of emoji."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        file = FT2Font(font)
+        known = {letter for letter in letters if ord(letter) in file.get_charmap()}
+        file.set_size(10, 100)
+        for letter in known:
+            file.load_char(ord(letter))
+    except (OSError, RuntimeError):
+        return set()
+    return known
