@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -50,7 +51,7 @@ def differences(groups: Sequence[Group]) -> list[Difference]:
     pairs = []
     for first, second in combinations(groups, 2):
         finished = first.finished and second.finished
-        if first.judged_on != second.judged_on or not (finished or _far(first) == _far(second)):
+        if _images(first) != _images(second) or not (finished or _far(first) == _far(second)):
             continue
         last = [run.tested[-1] for run in (*first.runs, *second.runs)]
         on_test = all(metrics.test_accuracy is not None for metrics in last)
@@ -60,6 +61,11 @@ def differences(groups: Sequence[Group]) -> list[Difference]:
             kind = "test" if on_test else first.judged_on
             pairs.append(_difference(first.label, second.label, values, kind))
     return pairs
+
+
+def _images(group: Group) -> tuple[str, str]:
+    """Return what a group is judged on: the kind of images, and the data set by name, wherever it lies."""
+    return group.judged_on, Path(group.runs[0].config.get("data", {}).get("name", "")).name
 
 
 def _far(group: Group) -> int:

@@ -43,6 +43,14 @@ def test_one_shared_seed_has_no_interval_and_none_no_difference(tmp_path: Path) 
     assert (pair.seeds, pair.mean, pair.interval, pair.wins) == (1, 10.0, None, 1)
 
 
+def test_accuracies_on_other_images_are_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [80.0], **{"data.name": "photos"})
+    write_run(tmp_path / "b", [70.0], **{"data.name": "/elsewhere/photos"}, method="supervised")
+    write_run(tmp_path / "c", [60.0], **{"data.name": "letters"}, method="supervised")
+    (pair,) = paired.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    assert pair.mean == 10
+
+
 def test_a_tie_is_nobodys_win(tmp_path: Path) -> None:
     for seed, first in enumerate((80.0, 81.0)):
         write_run(tmp_path / f"a{seed}", [first], seed=seed)
