@@ -16,6 +16,7 @@ Links are followed. A device
 import logging
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -169,14 +170,14 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
     for name in ("train", "test"):
         if name not in folders:
             raise ValueError(f"{root} has no folder {name!r}; it needs train/ and test/ by class")
-    classes = [folder.name for folder in folders_in(root / "train")]
+    classes = sorted({class_name(folder.name) for folder in folders_in(root / "train")})
     if len(classes) < 2:
         raise ValueError(
             f"{root / 'train'} has {counted(len(classes), 'class folder')} ({', '.join(classes) or 'none'}); "
             "at least 2 are needed, one folder per class"
         )
-    for label, name in enumerate(classes):
-        collected.add(root / "train" / name, label=label)
+    for folder in folders_in(root / "train"):
+        collected.add(folder, label=classes.index(class_name(folder.name)))
     _unlabeled(collected, folders)
     tested = folders_in(root / "test")
     if not tested:
@@ -184,11 +185,11 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
             f"{root / 'test'} has no class folders; put test images into one folder per class"
         )
     for folder in tested:
-        if folder.name not in classes:
+        if class_name(folder.name) not in classes:
             raise ValueError(
                 f"{folder} is a class without training images; add train/{folder.name}"
             )
-        collected.add(folder, label=classes.index(folder.name), test=True)
+        collected.add(folder, label=classes.index(class_name(folder.name)), test=True)
     collected.loose = [*_loose(root / "train"), *_loose(root / "test")]
     collected.hidden += [*hidden_folders(root / "train"), *hidden_folders(root / "test")]
     used = {"train", "test", "unlabeled", "clients"}
@@ -215,6 +216,11 @@ def _by_client(collected: _Collected, parent: Path) -> None:
             "put every image into a client's folder"
         )
     collected.add_clients(folders or [parent])
+
+
+def class_name(text: str) -> str:
+    """Return a class's name in the composed form: names that look alike, such as é in one or two code points, are one."""
+    return unicodedata.normalize("NFC", text)
 
 
 def folders_in(parent: Path) -> list[Path]:

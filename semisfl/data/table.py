@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from semisfl.data.decode import Listing, Source, open_image
+from semisfl.data.folder import class_name
 
 COLUMNS = ("path", "label", "split", "client")
 
@@ -65,6 +66,7 @@ def _lines(file: Path) -> list[dict[str, str]]:
 
 def _line(file: Path, number: int, values: Mapping[str | None, str | None]) -> dict[str, str]:
     line = {column: (values.get(column) or "").strip() for column in COLUMNS}
+    line["label"] = class_name(line["label"])
     where = f"{file}, line {number}"
     if not line["path"] or not (file.parent / line["path"]).is_file():
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from semisfl.data import hub, sources, table
-from semisfl.data.folder import folders_in, hidden_folders
+from semisfl.data.folder import class_name, folders_in, hidden_folders
 from semisfl.runs.scores import Scores
 from semisfl.settings.counts import counted
 from semisfl.use import pictures
@@ -88,12 +88,12 @@ def judge(
 
 def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
     """Evaluate on ``data``: a folder of class folders, one with such a folder ``test``, a CSV file, or a named set."""
-    place = Path(data)
+    place, classes = Path(data), tuple(map(class_name, model.classes))
     if place.suffix.lower() == ".csv" and place.is_file():
-        by_class = _listed(place, model.classes)
+        by_class = _listed(place, classes)
     elif place.is_dir() and not hub.is_copy(place):
         folder = place / "test" if (place / "test").is_dir() else place
-        by_class = _class_folders(folder, model.classes)
+        by_class = _class_folders(folder, classes)
     else:
         return _on_test_set(model, str(data))
     probabilities, labels, skipped = [], [], []
@@ -130,8 +130,10 @@ def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, lis
         names = ", ".join(folder.name for folder in hidden[:5])
         log.warning("skipped %s of images: %s", counted(len(hidden), "hidden folder"), names)
     for folder in folders:
-        _check_known(str(folder), folder.name, classes)
-    return [(classes.index(folder.name), pictures.files_of([folder])) for folder in folders]
+        _check_known(str(folder), class_name(folder.name), classes)
+    return [
+        (classes.index(class_name(folder.name)), pictures.files_of([folder])) for folder in folders
+    ]
 
 
 def _check_known(where: str, name: str, classes: tuple[str, ...]) -> None:
@@ -145,7 +147,8 @@ def _check_known(where: str, name: str, classes: tuple[str, ...]) -> None:
 def _on_test_set(model: Classifier, name: str) -> Evaluation:
     channels, height, width = model.shape
     data = sources.load(name, size=height if height == width else None)
-    if unknown := sorted(set(data.classes) - set(model.classes)):
+    known = list(map(class_name, model.classes))
+    if unknown := sorted(set(data.classes) - set(known)):
         raise ValueError(
             f"{data.name} has the class {unknown[0]!r}, which is none of the model's: "
             f"{', '.join(model.classes[:20])}; use data with these classes"
@@ -159,5 +162,5 @@ def _on_test_set(model: Classifier, name: str) -> Evaluation:
         raise ValueError(f"data set {data.name!r} has no test images; name data that has some")
     for note in data.notes:
         log.warning("%s", note)
-    theirs = torch.tensor([model.classes.index(name) for name in data.classes], device="cpu")
+    theirs = torch.tensor([known.index(name) for name in data.classes], device="cpu")
     return judge(model.classes, model.probabilities(data.test_images), theirs[data.test_labels])

@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import unicodedata
 import zlib
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,28 @@ def test_folders_that_a_system_adds_are_no_classes_and_no_clients(tmp_path, name
     dataset = load(str(root))
     assert (dataset.classes, len(dataset.images), dataset.notes) == (("cat", "dog"), before, ())
     assert set(load(str(clients)).clients) == {"cam"}
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_class_names_that_look_alike_are_one_class(tmp_path, kind):
+    """An archive made on a Mac has two code points for one accented letter."""
+    one, two = (unicodedata.normalize(form, "\u00e9t\u00e9") for form in ("NFC", "NFD"))
+    for part, names in (("train", (one, two, "z")), ("test", (two, "z"))):
+        for number, name in enumerate(names):
+            save(tmp_path / part / name / "0.png", noise(number + 10 * len(part)))
+    place = tmp_path
+    if kind == "csv":
+        lines = [
+            f"{part}/{name}/0.png,{name},{part}"
+            for part, names in (("train", (one, two, "z")), ("test", (two, "z")))
+            for name in names
+        ]
+        place = tmp_path / "list.csv"
+        place.write_text("\n".join(["path,label,split", *lines]), encoding="utf-8")
+    dataset = load(str(place))
+    assert dataset.classes == ("z", one)
+    assert sorted(dataset.labels.tolist()) == [0, 1, 1]
+    assert sorted(dataset.test_labels.tolist()) == [0, 1]
 
 
 def test_hidden_folders_of_images_are_skipped_and_counted(tmp_path):

@@ -13,7 +13,7 @@ import torch
 from semisfl import load
 from semisfl.cli.main import main
 from semisfl.cli.use_model import print_predictions
-from semisfl.use.classifier import Predictions
+from semisfl.use.classifier import Classifier, Predictions
 from semisfl.use.evaluation import evaluate_on, judge
 from semisfl.use.evaluation_plot import picture
 from tests.pictures import cut_off
@@ -112,6 +112,15 @@ def test_evaluate_names_hidden_class_folders(
         (tmp_path / name).symlink_to(images / "colour1")
     evaluate_on(load(trained("supervised")[0]), tmp_path)
     assert caplog.messages == ["skipped 1 hidden folder of images: .colour2"]
+
+
+def test_evaluate_knows_a_class_by_how_it_looks(
+    trained: Trained, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(trained("supervised")[0])
+    monkeypatch.setattr(Classifier, "classes", ("\u00e9t\u00e9", *model.classes[1:]))
+    (tmp_path / "e\u0301te\u0301").symlink_to(images / "colour0")
+    assert evaluate_on(model, tmp_path).confusion.sum() > 0
 
 
 def test_evaluate_takes_a_csv_file_as_it_takes_folders(
