@@ -30,22 +30,30 @@ class Turns:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in self._free:
             return await self._app(scope, receive, send)
-        await self._turns.acquire()
-        begun = False
+        has_turn = begun = False
 
         def give_turn() -> None:
-            nonlocal begun
-            if not begun:
+            nonlocal has_turn
+            if has_turn:
                 self._turns.release()
-            begun = True
+            has_turn = False
 
         async def answering(message: Message) -> None:
+            nonlocal begun
+            begun = True
             give_turn()  # it is made: sending it may take long
             await send(message)
 
         try:
+            await self._turns.acquire()
+            has_turn = True
             if not await Request(scope, receive).is_disconnected():
                 await self._app(scope, receive, answering)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            # Else the log has a traceback for each that waits.
+            await PlainTextResponse("the page ends", 503)(scope, receive, send)
         finally:
             give_turn()
 

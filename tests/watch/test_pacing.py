@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -133,6 +134,32 @@ def test_few_answers_are_made_at_a_time_and_none_for_readers_who_left() -> None:
         gate.set()
         assert ask(url, "/slow")[0] == 200
     assert begun[0] == pacing.AT_ONCE + 1
+
+
+def test_readers_who_wait_at_the_end_are_told_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    begun, gate = [0], threading.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        begun[0] += 1
+        await asyncio.to_thread(gate.wait, 60)
+        await Response("done")(scope, receive, send)
+
+    with ExitStack() as held:
+        held.callback(gate.set)
+        with served(Limits(), slow) as (url, _):
+            links = [
+                held.enter_context(socket.create_connection(("127.0.0.1", urlsplit(url).port), 30))
+                for _ in range(pacing.AT_ONCE + 3)
+            ]
+            for link in links:
+                link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until = time.monotonic() + 30
+            while begun[0] < pacing.AT_ONCE:
+                assert time.monotonic() < until
+        assert [link.recv(12) for link in links] == [b"HTTP/1.1 503"] * len(links)
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_flood_of_probes_leaves_the_interpreter_to_training() -> None:
