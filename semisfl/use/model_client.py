@@ -148,7 +148,8 @@ class ModelClient:
         weights = self._fetched(like)
         if digest != checkpoint.digest(weights):
             raise ValueError(
-                f"{self._address} sends another bottom than it describes; do not trust its answers"
+                f"{self._address} sends another bottom than it describes; if its model was not replaced "
+                "meanwhile, do not trust its answers"
             )
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
