@@ -120,7 +120,8 @@ class File:
     """An ONNX file of one input and one output, run on the CPU.
 
     It must contain all its weights: a stranger's file could name a key that lies beside it as its weights, and
-    the features would show the key. It must have no loops, which could run for ever. ``memory``: bytes that it may take; a small file can ask for any amount.
+    the features would show the key. It must have no loops, which could run for ever. ``memory``: bytes that it may
+    take; a small file can ask for any amount.
     """
 
     def __init__(self, path: Path, memory: int | None = None) -> None:

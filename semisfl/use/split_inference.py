@@ -86,7 +86,9 @@ def answers_schema(rows: int, classes: int) -> Schema:
 
 def joined_bytes(state: Mapping[str, Tensor]) -> Tensor:
     """Return the bytes of all tensors, by name."""
-    return _together([state[name].reshape(-1).view(torch.uint8) for name in sorted(state)])
+    return _together(
+        [state[name].contiguous().reshape(-1).view(torch.uint8) for name in sorted(state)]
+    )
 
 
 def state_of(parts: Sequence[Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

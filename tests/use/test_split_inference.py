@@ -153,6 +153,7 @@ def test_tensors_of_all_types_and_sizes_are_joined_and_parted_again() -> None:
         "c": torch.empty(0, 2),
         "d": torch.tensor([True, False, True]),
         "e": torch.randn(2).to(torch.bfloat16),
+        "f": torch.randn(6)[::2],
     }
     joined = split_inference.joined_bytes(state)
     again = split_inference.state_of(joined.split(9), state)
