@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
 
+import contextlib
 import importlib
 import itertools
 import os
@@ -81,12 +82,25 @@ def members(session: int) -> list[int]:
     return processes
 
 
+def left_behind(session: int) -> list[str]:
+    """Return the command lines of a session's processes that do not end by themselves within seconds."""
+    ends = time.monotonic() + STOP_SECONDS
+    while (left := members(session)) and time.monotonic() < ends:
+        time.sleep(0.05)
+    lines = []
+    for number in left:
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{number}/cmdline").read_bytes()
+            lines.append(line.replace(b"\0", b" ").decode(errors="replace"))
+    return lines
+
+
 def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> str:
     process.send_signal(number)
     try:
         printed, _ = process.communicate(timeout=STOP_SECONDS + 20)
         assert process.returncode == 0, printed
-        assert members(process.pid) == [], "left behind"
+        assert left_behind(process.pid) == []
         return printed
     finally:
         for left in members(process.pid):
