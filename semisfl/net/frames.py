@@ -99,6 +99,10 @@ class Schema:
         most = PREFIX.size + MAX_HEADER + self.buffers
         return most if self.max_bytes is None else min(most, self.max_bytes)
 
+    def size(self, kind: str) -> int:
+        """Return the bytes of a frame of this kind, which has no fields."""
+        return PREFIX.size + _padded(len(pack(kind, {}, self.table))) + self.buffers
+
     @cached_property
     def held(self) -> int:
         """Return the most bytes that a receiver holds of a frame: as it arrives, or its tensors decoded."""

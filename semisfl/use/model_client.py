@@ -18,7 +18,7 @@ from semisfl.models.build import build
 from semisfl.models.split import SplitModel
 from semisfl.net.client.identity import Target
 from semisfl.net.client.owner import Owner
-from semisfl.net.frames import encode
+from semisfl.net.frames import decode, encode
 from semisfl.net.messages import table
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
@@ -159,11 +159,12 @@ class ModelClient:
         return weights
 
     def _fetched(self, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        parts = []
-        for part, schema in enumerate(protocol.parts_schemas(like)):
+        whole, frame = protocol.bottom_schema(like), bytearray()
+        for part, schema in enumerate(protocol.parts_schemas(whole.size("bottom"))):
             request = b"".join(self._outgoing.frame("fetch", {"part": part}))
-            parts.append(self.connection.ask("Fetch", request, "part", schema).tensors["bytes"])
-        return protocol.state_of(parts, like)
+            answer = self.connection.ask("Fetch", request, "part", schema)
+            frame += answer.tensors["bytes"].numpy().data
+        return decode(frame, {"bottom": whole}).tensors
 
     # --- asking ----------------------------------------------------------------------------------
 

@@ -205,7 +205,8 @@ class ModelServer:
 
     @cached_property
     def _parts(self) -> Sequence[Tensor]:
-        return protocol.joined_bytes(self._model.network.bottom.state_dict()).split(protocol.PART)
+        frame = _joined("bottom", {}, self._model.network.bottom.state_dict())
+        return torch.frombuffer(bytearray(frame), dtype=torch.uint8).split(protocol.PART)
 
     def _takes_features(self, metadata: Mapping[str, str]) -> Expected:
         rows, codec = _rows(metadata), metadata.get(protocol.CODEC, "")

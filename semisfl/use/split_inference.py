@@ -16,7 +16,7 @@ expects.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ DESCRIBE = Schema()
 MODEL = Schema({"model": str, "images": bool})
 FETCH = Schema({"part": int})
 PART = 4 * 2**20
-"""Bytes of the bottom in one answer, which a server holds until the device has taken it."""
+"""Bytes of the bottom's frame in one answer, which a server holds until the device has taken it."""
 
 
 def messages(frame: bytes) -> Iterator[bytes]:
@@ -84,33 +84,15 @@ def answers_schema(rows: int, classes: int) -> Schema:
     return Schema({}, {"probabilities": TensorSpec((rows, classes))})
 
 
-def joined_bytes(state: Mapping[str, Tensor]) -> Tensor:
-    """Return the bytes of all tensors, by name."""
-    return _together(
-        [state[name].contiguous().reshape(-1).view(torch.uint8) for name in sorted(state)]
-    )
+def bottom_schema(state: Mapping[str, Tensor]) -> Schema:
+    specs = {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in state.items()}
+    return Schema({}, specs)
 
 
-def state_of(parts: Sequence[Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose joined bytes came in ``parts``; they have the shapes and types of ``like``."""
-    names = sorted(like)
-    pieces = _together(parts).split([like[name].nbytes for name in names])
-    return {
-        # A copy begins at an address that fits the type.
-        name: piece.clone().view(like[name].dtype).reshape(like[name].shape)
-        for name, piece in zip(names, pieces, strict=True)
-    }
-
-
-def _together(pieces: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(pieces)) if pieces else torch.empty(0, dtype=torch.uint8)
-
-
-def parts_schemas(state: Mapping[str, Tensor]) -> list[Schema]:
-    """Return the schemas of the parts in which tensors like these cross."""
-    total = sum(tensor.nbytes for tensor in state.values())
-    sizes = (min(PART, total - at) for at in range(0, total, PART))
-    return [Schema({}, {"bytes": TensorSpec((size,), torch.uint8)}) for size in sizes]
+def parts_schemas(size: int) -> list[Schema]:
+    """Return the schemas of the parts in which a frame of ``size`` bytes crosses."""
+    sizes = (min(PART, size - at) for at in range(0, size, PART))
+    return [Schema({}, {"bytes": TensorSpec((one,), torch.uint8)}) for one in sizes]
 
 
 def rows_at_a_time(features: int, codec: str) -> int:

@@ -20,7 +20,7 @@ from semisfl import load
 from semisfl.cli.main import main
 from semisfl.net import chunks
 from semisfl.net.client.identity import Target
-from semisfl.net.frames import Frame, Schema, encode
+from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
 from semisfl.use import split_inference
@@ -141,12 +141,15 @@ def test_a_large_bottom_crosses_in_parts(
         probabilities = client.probabilities(PIXELS)
     torch.testing.assert_close(probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
     sizes = [size for call, size in asked if call == "Fetch"]
-    weights = sum(tensor.nbytes for tensor in model.network.bottom.state_dict().values())
-    assert len(sizes) == -(-weights // 100) > 2
+    frame = encode("bottom", {}, model.network.bottom.state_dict())
+    assert len(sizes) == -(-sum(map(len, frame)) // 100) > 2
     assert max(sizes) < 300
 
 
-def test_tensors_of_all_types_and_sizes_are_joined_and_parted_again() -> None:
+def test_tensors_of_all_types_and_sizes_are_joined_and_parted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(split_inference, "PART", 9)
     state = {
         "b": torch.randn(3, 5),
         "a": torch.tensor(7),
@@ -155,12 +158,15 @@ def test_tensors_of_all_types_and_sizes_are_joined_and_parted_again() -> None:
         "e": torch.randn(2).to(torch.bfloat16),
         "f": torch.randn(6)[::2],
     }
-    joined = split_inference.joined_bytes(state)
-    again = split_inference.state_of(joined.split(9), state)
-    assert again.keys() == state.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
-    assert split_inference.parts_schemas({}) == []
-    assert split_inference.state_of([], {}) == {}
+    for tensors in (state, {}):
+        frame = b"".join(encode("bottom", {}, tensors))
+        whole = split_inference.bottom_schema(tensors)
+        parts = split_inference.parts_schemas(whole.size("bottom"))
+        sizes = [spec.shape[0] for part in parts for spec in part.specs.values()]
+        assert sum(sizes) == len(frame) and max(sizes) == 9
+        again = decode(frame, {"bottom": whole}).tensors
+        assert again.keys() == tensors.keys()
+        assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("part", [-1, 1, 2**40])
