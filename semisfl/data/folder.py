@@ -9,8 +9,7 @@ There are two forms. A root with a ``train`` or ``test`` folder has the first:
 
 Class and client folders may hold folders of their own. Images are regular files with a known
 suffix; hidden files and folders are skipped, other files and hidden classes and clients are counted in a note.
-Links are followed. A device
-(`semisfl join`) takes `everything` below its folder instead, and follows no link out of it.
+Links are followed. A device (`semisfl join`) takes `everything` below its folder instead, and follows no link out of it.
 """
 
 import logging
@@ -170,13 +169,14 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
     for name in ("train", "test"):
         if name not in folders:
             raise ValueError(f"{root} has no folder {name!r}; it needs train/ and test/ by class")
-    classes = sorted({class_name(folder.name) for folder in folders_in(root / "train")})
+    trained = folders_in(root / "train")
+    classes = sorted({class_name(folder.name) for folder in trained})
     if len(classes) < 2:
         raise ValueError(
             f"{root / 'train'} has {counted(len(classes), 'class folder')} ({', '.join(classes) or 'none'}); "
             "at least 2 are needed, one folder per class"
         )
-    for folder in folders_in(root / "train"):
+    for folder in trained:
         collected.add(folder, label=classes.index(class_name(folder.name)))
     _unlabeled(collected, folders)
     tested = folders_in(root / "test")

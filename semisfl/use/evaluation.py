@@ -129,11 +129,10 @@ def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, lis
     if hidden := hidden_folders(place):
         names = ", ".join(folder.name for folder in hidden[:5])
         log.warning("skipped %s of images: %s", counted(len(hidden), "hidden folder"), names)
-    for folder in folders:
-        _check_known(str(folder), class_name(folder.name), classes)
-    return [
-        (classes.index(class_name(folder.name)), pictures.files_of([folder])) for folder in folders
-    ]
+    named = [(class_name(folder.name), folder) for folder in folders]
+    for name, folder in named:
+        _check_known(str(folder), name, classes)
+    return [(classes.index(name), pictures.files_of([folder])) for name, folder in named]
 
 
 def _check_known(where: str, name: str, classes: tuple[str, ...]) -> None:

@@ -13,8 +13,8 @@ CROWDED = 2
 USELESS = 100
 """Messages that a device could not use before it disconnects: heartbeats, frames that are skipped or get no answer.
 Of an honest server few are on the way at a time."""
-BEATS = 10
-"""Of them, so many are forgotten in the time between two heartbeats."""
+FORGOTTEN = 10
+"""Useless messages that are forgotten in the time between two heartbeats."""
 
 
 class Useless:
@@ -26,7 +26,7 @@ class Useless:
     def add(self) -> None:
         """Count one more; raise `Violation` if it is one too many."""
         now = time.monotonic()
-        forgotten = (now - self._since) * BEATS / chunks.BEAT_SECONDS
+        forgotten = (now - self._since) * FORGOTTEN / chunks.BEAT_SECONDS
         self._count, self._since = max(0.0, self._count - forgotten) + 1, now
         if self._count > USELESS:
             raise Violation(f"over {USELESS} messages that a device cannot use")
