@@ -39,19 +39,9 @@ def test_every_entry_applies_and_its_tests_exist() -> None:
     assert not unfit
 
 
-def test_the_catalogue_is_large_and_covers_what_computes_and_what_checks() -> None:
+def test_the_catalogue_is_large_and_covers_what_computes() -> None:
     entries = read()
     assert len(entries) >= 80
     assert max(Counter(wrong.why for wrong in entries).values()) == 1
     rooms = {wrong.file.partition("/")[0] for wrong in entries}
-    assert rooms >= {
-        "algorithm",
-        "methods",
-        "costs",
-        "data",
-        "engine",
-        "fleet",
-        "net",
-        "runs",
-        "settings",
-    }
+    assert rooms == {"algorithm", "methods", "engine", "fleet"}
