@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cluster, hijacking, rounds, twin
+from benchmarks import cluster, rounds, twin
 from semisfl.costs import timed_rounds
 from semisfl.settings import presets
 from semisfl.settings.config import override, parse
@@ -77,9 +77,3 @@ def test_rounds_of_a_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_our_half_of_the_comparison_with_flower() -> None:
     done = processes.run([sys.executable, "-c", FLOWER], timeout=200)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_hijacked_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hijacking, "WARMUP", 2)
-    result = hijacking.hijacked(20)
-    assert result["steps"] == 20 and 0 < result["alignment"]["median"] <= 1

@@ -601,19 +601,6 @@ def frontier() -> Iterator[str]:
     yield f"ahead of SemiSFL with {sum(better)} of the {len(better)} pairs"
 
 
-def leakage() -> Iterator[str]:
-    planted, noisy, hijacked, honest = read("leakage/hijacking.jsonl")
-    for attack in (planted, noisy):
-        yield f"| {attack['ssim']:.2f} | {100 * attack['identified']:.0f} % of 300 | leaves none |"
-    cosine = hijacked["alignment"]
-    yield (
-        f"| {hijacked['ssim']:.2f} | {100 * hijacked['identified']:.0f} % of 64 "
-        f"| {cosine['least']:.2f} to {cosine['greatest']:.2f}, median {cosine['median']:.2f} |"
-    )
-    cosine = honest["alignment"]
-    yield f"| {cosine['least']:.2f} to {cosine['greatest']:.2f}, median {cosine['median']:.2f} |"
-
-
 def security() -> Iterator[str]:
     noticed = attempts = 0
     for fleet in (3, 5, 10):
@@ -642,7 +629,6 @@ CLAIMS = {
     "docs/own-images-choice.md": own_images_choice,
     "docs/poisoning.md": poisoning,
     "docs/frontier.md": frontier,
-    "docs/leakage.md": leakage,
     "docs/security.md": security,
 }
 

@@ -7,7 +7,7 @@ the stricter one in each line: a server can ask its devices for more protection,
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -16,7 +16,6 @@ from semisfl.settings.plain_values import read
 from semisfl.settings.retired import policy_without_off, refuse_retired
 from semisfl.settings.sections import ConfigError, Section
 
-Answer = Literal["ignore", "warn", "refuse"]
 _UPDATES = "set policy.update_clip and policy.update_noise (policies/strict.toml has values)"
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 Digest = Annotated[str, Field(pattern=DIGEST)]
@@ -121,11 +120,6 @@ class DevicePolicy(Policy):
         ge=1,
         description="least images per step, for a server that only looks: the gradient of a few shows each of them",
     )
-    hijacking: Answer = Field("ignore", description="what to do if gradients look like hijacking")
-
-    @property
-    def for_features(self) -> list[str]:
-        return [*super().for_features, *(["hijacking"] if self.hijacking == "refuse" else [])]
 
     @property
     def capped(self) -> bool:

@@ -160,7 +160,7 @@ ROGUES = {
     ),
     "high rate": Rogue(lambda: asking(terms(), lr=1e9), "lr = 1e+09"),
     "NaN weights": Rogue(lambda: poisoned_weights(float("nan")), "with NaN or Inf"),
-    "hijacking gradients": Rogue(lambda: gradients(one_hot), "gradient", shown=1),
+    "long gradients": Rogue(lambda: gradients(one_hot), "gradient", shown=1),
     "NaN gradients": Rogue(
         lambda: gradients(lambda rows: torch.full_like(rows, torch.nan)), "gradient", shown=1
     ),

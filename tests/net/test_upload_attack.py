@@ -69,7 +69,7 @@ def test_without_a_policy_every_image_is_a_row_of_the_upload(net: Network) -> No
 
 def test_the_policy_that_only_looked_strict_is_refused_with_the_fix() -> None:
     looked_strict = {"codec": "int8", "full_models": False, "noise": 0.14, "clip": 40.0}
-    caps = {"uses_per_image": 1, "rounds": 1, "hijacking": "refuse"}
+    caps = {"uses_per_image": 1, "rounds": 1}
     with pytest.raises(ConfigError, match=r"set policy\.update_clip and policy\.update_noise"):
         parse_policy(looked_strict | caps)
 

@@ -60,7 +60,6 @@ def test_a_file_without_a_line_is_not_a_policy_without_limits(tmp_path: Path, te
         ),
         ({"epsilon": 2.0}, r"policy\.epsilon = 2\.0 is a setting that only version 0\.1\.0 has"),
         ({"layers": "flatten"}, r"policy\.layers = 'flatten' .* write model = \"sha256:"),
-        ({"hijacking": "maybe"}, "hijacking = 'maybe' is not known; use 'ignore'"),
     ],
 )
 def test_a_contradictory_policy_is_one_line(values: dict, message: str) -> None:
@@ -74,7 +73,6 @@ def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
         clip=4.0,
         noise=0.5,
         rounds=10,
-        hijacking="warn",
         full_models=False,
         update_noise=0.1,
         update_clip=1.0,
@@ -85,7 +83,6 @@ def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
     assert both.codec == "int8" and not both.full_models
     assert (both.clip, both.rounds, both.update_noise) == (2.0, 10, 0.3)
     assert both.bits_per_image == 70
-    assert both.hijacking == "warn"
     # 0.5 of a clip of 4 is an amount of 2, which a smaller clip must not make less.
     assert both.noise * both.clip == pytest.approx(2.0)
     assert stricter(own, Policy()) == own
@@ -101,7 +98,7 @@ def test_terms_are_held_against_the_policy() -> None:
 
 FOR_FEATURES: dict[str, Any] = {
     **{"codec": "int8", "clip": 1.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1},
-    **{"bits_per_image": 9.0, "uses_per_image": 3, "hijacking": "refuse"},
+    **{"bits_per_image": 9.0, "uses_per_image": 3},
 }
 
 
@@ -117,7 +114,7 @@ def test_a_line_that_does_nothing_for_whole_models_excludes_methods_that_send_th
         )
         (line,) = objections(policy, whole)
         assert f"sends whole models, for which the policy's {name} would do nothing" in line
-    allowed = DevicePolicy(rounds=3, full_models=True, hijacking="warn")
+    allowed = DevicePolicy(rounds=3, full_models=True)
     assert objections(allowed, whole) == []
 
 
@@ -135,7 +132,7 @@ def test_a_device_keeps_whole_models_unless_its_owner_says_otherwise() -> None:
 
 
 ON_DEVICES = {"model": ["sha256:" + "0a" * 32], "full_models": False}
-ON_DEVICES |= {"rounds": 3, "smallest_batch": 8, "hijacking": "refuse"}
+ON_DEVICES |= {"rounds": 3, "smallest_batch": 8}
 
 
 @pytest.mark.parametrize("name", ON_DEVICES)
@@ -151,7 +148,6 @@ def test_no_server_changes_the_lines_that_only_an_owner_writes() -> None:
     """Files of earlier versions have these lines, so a run may have them; they change nothing."""
     lax = {
         "full_models": True,
-        "hijacking": "ignore",
         "smallest_batch": 4,
         "model": [],
         "rounds": "none",

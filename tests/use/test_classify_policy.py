@@ -178,11 +178,10 @@ def test_the_policys_codec_is_used_and_a_finer_one_refused(
         DevicePolicy(codec="int8"),
         DevicePolicy(**NOISY),
         DevicePolicy(uses_per_image=9),
-        DevicePolicy(hijacking="refuse"),
         DevicePolicy(model=("sha256:" + "0" * 64,)),
         DevicePolicy(full_models=True, codec="int8"),
     ],
-    ids=["codec", "noise", "uses", "hijacking", "model", "models and codec"],
+    ids=["codec", "noise", "uses", "model", "models and codec"],
 )
 def test_images_never_leave_under_a_policy_that_limits_features(
     policy: DevicePolicy, model: Classifier, authority: Path, cache: Path

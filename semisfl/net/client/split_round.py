@@ -1,11 +1,9 @@
 """Run a client's side of a split round: features at every step, the bottom after the last one."""
 
-from torch import Tensor
-
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.packing import separated
 from semisfl.net.client.frame_io import FrameIO
-from semisfl.net.client.gradient_checks import HijackDetector, gradient_excess
+from semisfl.net.client.gradient_checks import gradient_excess
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame
@@ -15,11 +13,10 @@ log = brief_logger(__name__)
 
 
 class ClientSplitRounds:
-    """Train with a server's gradients, and look at those of all rounds for signs of hijacking."""
+    """Train with a server's gradients."""
 
     def __init__(self, frames: FrameIO) -> None:
         self._frames = frames
-        self._detector, self._warned = HijackDetector(), False
 
     def begin(self, received: Received, frame: Frame) -> None:
         """Take the weights of a round and send the features of its first step."""
@@ -64,7 +61,6 @@ class ClientSplitRounds:
         gradients = frame.tensors["gradients"]
         if (excess := gradient_excess(gradients, self._sent)) is not None:
             raise PolicyBreach(excess)
-        self._look_for_hijacking(gradients)
         with member.hardware.step():
             member.block.backward(gradients.to(member.hardware.device))
         member.step += 1
@@ -72,15 +68,6 @@ class ClientSplitRounds:
             self._send_features(received)
             return False
         return True
-
-    def _look_for_hijacking(self, gradients: Tensor) -> None:
-        answer = self._frames.outgoing.policy.hijacking
-        reason = self._detector.look(gradients) if answer != "ignore" else None
-        if reason and answer == "refuse":
-            raise PolicyBreach(reason)
-        if reason and not self._warned:
-            self._warned = True
-            log.warning("%s; the policy says to go on", reason)
 
     def send_bottom(self, received: Received) -> None:
         """Send the trained bottom, which ends the round."""
