@@ -132,8 +132,8 @@ def costs() -> Iterator[str]:
         )
         for wire, lines in by_wire.items()
     }
-    once, coded = lost["fp32, teacher features once"], sorted(lost["int8"] + lost["int4"])
-    yield f"once lost {once[0]:.2f} to {once[-1]:.2f} points, int8 and int4 {coded[0]:.2f} to {coded[-1]:.2f}."
+    coded = sorted(lost["int8"] + lost["int4"])
+    yield f"int8 and int4 lost {coded[0]:.2f} to {coded[-1]:.2f} points."
 
 
 def performance() -> Iterator[str]:

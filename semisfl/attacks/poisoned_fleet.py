@@ -96,8 +96,8 @@ class PoisonedBlock(ClientBlock):
         own = super().forward()
         if self.attack.features is None:
             return own
-        student = own.cleared.tensors["student"]
-        honest = Features(student, own.teacher, self._plan.active, own.truth)
+        tensors = own.cleared.tensors
+        honest = Features(tensors["student"], tensors["teacher"], self._plan.active, own.truth)
         if self.attack.stamps:
             honest = self._with_pattern(honest)
         self._first = self._first or honest
@@ -107,7 +107,7 @@ class PoisonedBlock(ClientBlock):
             sight = Sight(honest, self._first, rows, self._generator)
             student[rows], teacher[rows] = self.attack.features(sight)
         cleared, _ = self._unguarded.features(student, teacher, len(honest.clients))
-        return replace(own, cleared=cleared, teacher=cleared.tensors["teacher"])
+        return replace(own, cleared=cleared)
 
     @torch.no_grad()
     def _with_pattern(self, honest: Features) -> Features:

@@ -92,11 +92,10 @@ def assumptions(plan: "Plan", images: float, profile: str) -> str:
 def _codecs(config: "Config") -> str:
     """Return ``fp32``, or the codec of each kind of tensor."""
     wire = config.wire
-    used = wire.model_dump(exclude={"teacher_once"})
-    text = ", ".join(f"{codec} {kind.replace('_', ' ')}" for kind, codec in used.items())
     if len(wire.codecs) == 1:
-        text = wire.models
-    return text + (", teacher features once per image" if wire.teacher_once else "")
+        return wire.models
+    used = wire.model_dump()
+    return ", ".join(f"{codec} {kind.replace('_', ' ')}" for kind, codec in used.items())
 
 
 def advice(plan: "Plan") -> list[str]:

@@ -84,28 +84,21 @@ class Cut:
         steps: int,
         wire: WireConfig,
         resent: bool = False,
-        images: int | None = None,
     ) -> Sizes:
-        """Return the sizes of what a round with ``steps`` sends, in the codecs of ``wire``.
-
-        ``images``: the number that a client holds, which limits how many different ones it can send.
-        """
+        """Return the sizes of what a round with ``steps`` sends, in the codecs of ``wire``."""
 
         def states(layers: Sequence[LayerCost]) -> int:
             return sum(tensor_bytes(item, wire.models) for layer in layers for item in layer.state)
 
         buffers = [item for layer in self.layers for item in layer.statistics]
         rows = (batch, self.features)
-        sent_once = (min(steps * batch, images or steps * batch), self.features)
-        teacher = codec_named(wire.teacher_features)
         return Sizes(
             bottom=states(self.layers[: self.index]),
             full=states(self.layers),
             statistics=sum(tensor_bytes(item, wire.models) for item in buffers),
             student_features=steps * codec_named(wire.student_features).size(rows),
-            teacher_features=steps * teacher.size(rows),
+            teacher_features=steps * codec_named(wire.teacher_features).size(rows),
             gradients=steps * codec_named(wire.gradients).size(rows),
-            teacher_once=teacher.size(sent_once) if wire.teacher_once else None,
             resent=resent,
         )
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import RoundWork, Share
@@ -68,10 +67,7 @@ class Priced:
     @cached_property
     def sizes(self) -> Sizes:
         clients, elsewhere = self.config.clients, self.config.fleet.kind == "network"
-        images = max(self.held.each.values(), default=ceil(self.held.mean))
-        return self.cut.sizes(
-            clients.batch, clients.steps, self.config.wire, resent=elsewhere, images=images
-        )
+        return self.cut.sizes(clients.batch, clients.steps, self.config.wire, resent=elsewhere)
 
     @cached_property
     def usual(self) -> Cost | None:
@@ -122,10 +118,6 @@ class Priced:
             for codec in (wire.student_features, wire.teacher_features)
         )
         steps = int(sizes.get("features_up", 0) // step_up)
-        if wire.teacher_once:  # only the student's features are sent in every step
-            student = codec_named(wire.student_features).size(rows)
-            steps = min(config.clients.steps, sizes.get("features_up", 0) // student)
-            step_up = sizes.get("features_up", 0) / max(steps, 1)
         top = self.cut.flops - self.cut.bottom_flops + (self._head_flops if passes.head else 0)
         # Two of the passes are the backward pass, which waits for the gradients.
         bottom = config.clients.batch * self.cut.bottom_flops

@@ -126,9 +126,6 @@ def recoded(traffic: RoundTraffic, was: Priced, now: Priced) -> RoundTraffic:
 
 def _recoded_one(kind: str, size: int, was: Priced, now: Priced) -> tuple[int, bool]:
     """Return the bytes in the new codec and True; or the old bytes and False if they cannot be divided."""
-    if kind == "features_up" and was.config.wire.teacher_once:
-        # The number of rows sent is not recorded.
-        return size, False
     new, rest = 0, size
     for before, after in zip(_things(kind, was), _things(kind, now), strict=True):
         if before:

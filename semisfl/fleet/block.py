@@ -13,7 +13,6 @@ from torch import Tensor
 
 from semisfl import seeds
 from semisfl.data.batches import Views, side_by_side, split_views
-from semisfl.data.positions import draw_positions
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
@@ -23,30 +22,26 @@ from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.setup import FleetSetup
-from semisfl.fleet.teacher_once import KeptRows, check, places
 from semisfl.models.layers import batchnorms, use_generator
 from semisfl.models.stack import Stack
 
 
 @dataclass(frozen=True)
 class StepFeatures:
-    """One step's features of a block: what may leave, and what the server makes of it."""
+    """One step's features of a block, which may leave, and true labels."""
 
     cleared: Cleared
-    teacher: Tensor
-    """Every row as the server holds it: with ``wire.teacher_once``, an image's first features."""
     truth: Tensor
-    new: Tensor | None = None
-    """Which rows of the teacher's cross; None: all."""
 
-    def crossing(self) -> Cleared:
-        """Return what a device sends. The number of rows may vary, so this is never captured."""
-        return self.cleared if self.new is None else self.cleared.only("teacher", self.new)
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the student's and the teacher's features and the true labels."""
+        features = self.cleared.tensors
+        return features["student"], features["teacher"], self.truth
 
     def features(self, clients: tuple[int, ...]) -> Features:
-        """Return what the server holds."""
-        student = self.cleared.tensors["student"]
-        return Features(student.requires_grad_(), self.teacher, clients, self.truth)
+        """Return the features as the server holds them."""
+        student, teacher, truth = self.tensors()
+        return Features(student.requires_grad_(), teacher, clients, truth)
 
 
 class ClientBlock:
@@ -60,7 +55,6 @@ class ClientBlock:
         self.traffic = Traffic()
         self.outgoing = setup.outgoing or Outgoing()
         self.outgoing.agree(config)
-        check(config.wire)
         self.shards = [np.asarray(shard) for shard in setup.shards]
         self.labels = setup.labels
         self.batches = setup.batches(setup.images)
@@ -122,9 +116,7 @@ class ClientBlock:
         ]
         together = {name: side_by_side([view[name] for view in views]) for name in views[0]}
         truth = self.labels[torch.from_numpy(together["weak"].indices).to(self.labels.device)]
-        if not self.config.wire.teacher_once:
-            return together, {"truth": truth}
-        return together, {"truth": truth, **places([view["weak"].indices for view in views])}
+        return together, {"truth": truth}
 
     def _make_slots(self, slots: int) -> None:
         if self._students is not None and len(self._students.modules) == slots:
@@ -141,9 +133,6 @@ class ClientBlock:
         for module, generator in zip(self._students.modules, self._generators, strict=True):
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
-        if self.config.wire.teacher_once:
-            rows = slots * self.config.clients.steps * self.config.clients.batch
-            self._kept = KeptRows(rows, self._features, self.hardware.device)
         self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.streams)
 
     @property
@@ -174,15 +163,7 @@ class ClientBlock:
         cleared, self._guarded = self.outgoing.features(
             self._outputs.detach().float(), teacher.float(), len(self._plan.active)
         )
-        teacher, truth = cleared.tensors["teacher"], self.batches.extra("truth")
-        if not self._teacher_once:
-            return StepFeatures(cleared, teacher, truth)
-        place, new = self.batches.extra("place"), self.batches.extra("new")
-        return StepFeatures(cleared, self._kept.all_rows(place, new, teacher), truth, new)
-
-    @property
-    def _teacher_once(self) -> bool:
-        return self.config.wire.teacher_once and not self._teachers_differ
+        return StepFeatures(cleared, self.batches.extra("truth"))
 
     @property
     def _one_teacher(self) -> bool:
@@ -228,19 +209,12 @@ class ClientBlock:
         """Count the bytes of all steps and of the trained bottoms at once: a captured step runs no Python."""
         wire, plan, clients = self.config.wire, self._plan, self.config.clients
         rows = (clients.batch, self._features)
+        student, teacher, gradients = (
+            plan.steps * codec_named(name).size(rows)
+            for name in (wire.student_features, wire.teacher_features, wire.gradients)
+        )
         for client in plan.active:
-            features = plan.steps * codec_named(wire.student_features).size(rows)
-            if self._teacher_once:
-                drawn = draw_positions(
-                    *(self.config.seed, plan.index, client, len(self.shards[client])),
-                    *(plan.steps, clients.batch),
-                )
-                once = (len(np.unique(drawn)), self._features)
-                features += codec_named(wire.teacher_features).size(once)
-            else:
-                features += plan.steps * codec_named(wire.teacher_features).size(rows)
-            self.traffic.add("features", "up", client, features)
-            gradients = plan.steps * codec_named(wire.gradients).size(rows)
+            self.traffic.add("features", "up", client, student + teacher)
             self.traffic.add("gradients", "down", client, gradients)
             self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
 

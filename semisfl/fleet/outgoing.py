@@ -47,11 +47,6 @@ class Cleared:
         """Return a copy of the dict: adding to it clears nothing."""
         return dict(self._tensors)
 
-    def only(self, name: str, rows: Tensor) -> "Cleared":
-        """Return the same with just these ``rows`` of one tensor."""
-        fewer = {**self._tensors, name: self._tensors[name][rows]}
-        return Cleared(_POLICY, self.kind, self.policy, fewer)
-
     def under(self, prefix: str) -> "Cleared":
         """Return the same with every name as ``prefix/name``."""
         named = {f"{prefix}/{name}": tensor for name, tensor in self._tensors.items()}

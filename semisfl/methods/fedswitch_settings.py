@@ -34,4 +34,4 @@ def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> 
 
 def split_cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
     # The top labels twice.
-    return split_round(sizes, Work(server=5.0), teacher=teacher, frozen=False)
+    return split_round(sizes, Work(server=5.0), teacher=teacher)

@@ -26,8 +26,6 @@ class Sizes:
     gradients: int
     resent: bool = False
     """Whether the server sends again what it sent in an earlier round; network clients keep nothing."""
-    teacher_once: int | None = None
-    """Size of teacher features if each image's are sent once; None if they are sent with every use."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,9 @@ class Cost:
         return {kind: size for kind, size in sizes.items() if size}
 
 
-def split_round(sizes: Sizes, work: Work, *, teacher: bool = True, frozen: bool = True) -> Cost:
-    """Return the cost of a split round.
-
-    ``teacher``: whether the client receives the teacher's bottom. ``frozen``: whether that bottom stays
-    the same during the round.
-    """
-    once = sizes.teacher_once if frozen else None
-    features = sizes.student_features + (sizes.teacher_features if once is None else once)
+def split_round(sizes: Sizes, work: Work, *, teacher: bool = True) -> Cost:
+    """Return the cost of a split round; ``teacher``: whether the client receives the teacher's bottom."""
+    features = sizes.student_features + sizes.teacher_features
     return Cost(
         sizes.bottom + teacher * sizes.bottom + sizes.gradients,
         sizes.bottom + features,

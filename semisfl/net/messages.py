@@ -23,7 +23,7 @@ The server asks, the client answers; an answer carries the ticket of what it ans
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,7 +34,6 @@ from torch import Tensor
 from semisfl.models.split import SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec
 from semisfl.net.headers import WireError
-from semisfl.net.terms import EXTENSIONS
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy
@@ -107,7 +106,7 @@ def hello(
         "protocol": PROTOCOL,
         "run": run,
         "name": name,
-        "codecs": sorted([*lookup.CODECS.names(), *EXTENSIONS]),
+        "codecs": sorted(lookup.CODECS.names()),
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,
@@ -148,9 +147,8 @@ class Schemas:
             f"{name}/{key}": TensorSpec(shape, dtype, codec) for key, (shape, dtype) in keys.items()
         }
 
-    def _rows(self, codec: str, count: int | None = None) -> TensorSpec:
-        rows = self.config.clients.batch if count is None else count
-        return TensorSpec((rows, self.features), torch.float32, codec)
+    def _rows(self, codec: str) -> TensorSpec:
+        return TensorSpec((self.config.clients.batch, self.features), torch.float32, codec)
 
     @cached_property
     def split(self) -> Schema:
@@ -163,19 +161,11 @@ class Schemas:
         return Schema(SPLIT, self._state("bottom", self.bottom))
 
     @cached_property
-    def features_frames(self) -> Sequence[Schema]:
-        """Return the features frame for each number of teacher rows, from none to the whole batch.
-
-        With ``wire.teacher_once``, only images that are new in the round have a teacher row.
-        """
-        wire, fields = self.config.wire, {"round": int, "step": int}
-        student = self._rows(wire.student_features)
-        return [
-            Schema(
-                fields, {"student": student, "teacher": self._rows(wire.teacher_features, count)}
-            )
-            for count in range(self.config.clients.batch + 1)
-        ]
+    def features_frame(self) -> Schema:
+        """Return the frame of one step's features."""
+        wire = self.config.wire
+        student, teacher = self._rows(wire.student_features), self._rows(wire.teacher_features)
+        return Schema({"round": int, "step": int}, {"student": student, "teacher": teacher})
 
     @cached_property
     def gradients(self) -> Schema:

@@ -21,8 +21,6 @@ from semisfl.settings.config import Config, parse
 from semisfl.settings.layer_kinds import Flatten, Layer, named
 from semisfl.settings.run import ModelConfig
 
-EXTENSIONS = ("teacher_once",)
-"""Settings of ``wire`` that both sides have to know, named in a hello like the codecs."""
 AGREED: dict[str, Any] = {
     **dict.fromkeys(("method", "rounds", "seed", "optimizer", "wire"), True),
     "data": {"augment": True},
@@ -113,10 +111,9 @@ class Terms:
         return self.digest.removeprefix("sha256:")[:32]
 
     def codecs(self) -> set[str]:
-        """Return the codecs and the `EXTENSIONS` that a client has to know."""
+        """Return the codecs that a client has to know."""
         wire, least = self.config.wire, self.config.policy.codec
-        used = {name for name in EXTENSIONS if getattr(wire, name)}
-        return wire.codecs | used | ({least} if least is not None else set())
+        return wire.codecs | ({least} if least is not None else set())
 
 
 def layers_of(model: ModelConfig) -> tuple[list[tuple[str, Layer]], int | str | None]:

@@ -119,12 +119,6 @@ class Config(Section):
                 f"network.quorum = {self.network.quorum} exceeds clients.active = {self.clients.active}; "
                 "lower the first or raise the second"
             )
-        own = getattr(self, "semisfl", None)
-        if self.wire.teacher_once and own is not None and own.client_teacher == "ema":
-            raise ValueError(
-                "wire.teacher_once = true needs teachers that stay as they are sent: "
-                "set semisfl.client_teacher = 'frozen', or leave it out"
-            )
         if self.optimizer.lr_min > self.optimizer.lr:
             raise ValueError(
                 f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}; "

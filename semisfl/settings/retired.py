@@ -61,6 +61,7 @@ RETIRED: dict[str, Any] = {
     "semisfl.sharpness": 0,
     "teacher.client_batchnorm": "batch",
     "wire.gradient_rows": "all",
+    "wire.teacher_once": False,
     "wire.updates": "none",
 }
 """Each key with the one value that today's code follows: it meant "off", or is a constant now."""

@@ -197,10 +197,6 @@ class WireConfig(Section):
     )
     gradients: Codec = Field("fp32", description=f"how gradients are encoded {_CODEC_CHOICES}")
     models: Codec = Field("fp32", description=f"how models are encoded {_CODEC_CHOICES}")
-    teacher_once: bool = Field(
-        False,
-        description="send the teacher features of an image once per round; needs frozen teachers",
-    )
 
     @property
     def codecs(self) -> set[str]:

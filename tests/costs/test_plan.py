@@ -15,7 +15,6 @@ from semisfl.costs import profiles
 from semisfl.costs.about_images import AboutImages, planned
 from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
-from semisfl.costs.cuts import cut_of
 from semisfl.costs.plan import Plan, make
 from semisfl.costs.rounds import Priced
 from semisfl.settings import config, presets
@@ -23,7 +22,7 @@ from semisfl.settings.catalog import DATA, METHODS
 from semisfl.settings.run import WireConfig
 from tests.pictures import cut_off
 
-WIRE = [name for name in WireConfig.model_fields if name != "teacher_once"]
+WIRE = [*WireConfig.model_fields]
 
 
 WIRE_ALONE = World(Range(1, 1), Range(1, 1), 0.0, profiles.load("wire-only"), 0)
@@ -148,18 +147,6 @@ def test_a_better_cut_and_a_small_device_are_found() -> None:
     assert made.best.cut == "pool2"
 
 
-def test_what_is_known_of_images_is_used() -> None:
-    """A client that draws 3,200 of its 100 images has 100 to send the teacher's features of."""
-    once = ["wire.teacher_once=true", "semisfl.client_teacher=frozen"]
-    settings = config.parse(config.override(presets.values_of("cifar10"), once))
-    few, many = (
-        make(settings, AboutImages((3, 32, 32), 10, images), WIRE_ALONE).methods[0].up
-        for images in (100.0, 1e6)
-    )
-    row = 4 * cut_of(settings, (3, 32, 32), 10).features
-    assert many - few == (50 * 64 - 100) * row
-
-
 def test_validation_images_belong_to_no_client() -> None:
     options = config.override(presets.values_of("digits"), ["data.validation=0.2"])
     assert planned(config.parse(options)).mean == (5000 - 1000 - 40) / 10
@@ -250,13 +237,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_every_method_is_priced_with_its_own_settings(capsys: pytest.CaptureFixture[str]) -> None:
     """This holds for methods other than the run's, whose settings are not part of its configuration."""
-    teachers = []
-    for kept in ("frozen", "ema"):
-        words = ["wire.teacher_once=true", "method=fedmatch", f"semisfl.client_teacher={kept}"]
-        code = main(["plan", "digits", "--methods", "semisfl", "--json", "--set", *words])
-        teachers.append((code, capsys.readouterr()))
-    assert teachers[0][0] == 0
-    assert teachers[1][0] != 0 and "set semisfl.client_teacher = 'frozen'" in teachers[1][1].err
+    answers = []
+    for kept in ("true", "false"):
+        words = ["method=semisfl", "fleet.kind=network", f"fedmatch.keep_helpers={kept}"]
+        assert main(["plan", "digits", "--methods", "fedmatch", "--json", "--set", *words]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] != answers[1]
 
 
 def test_a_picture_that_cannot_be_written_is_a_warning(

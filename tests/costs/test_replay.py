@@ -106,19 +106,6 @@ def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
     assert replayed.config.wire.models == codec
 
 
-def test_without_a_recorded_number_of_rows_only_models_are_recoded(tmp_path: Path) -> None:
-    model = toy.values("semisfl", *toy.FLAT).model
-    settings = digits(rounds=1, wire={"teacher_once": True}, model=model.model_dump())
-    train(settings, out=tmp_path / "run", device="cpu")
-    run = read_run(tmp_path / "run")
-    before, after = (replay(run, WORLD, codec).traffic[0] for codec in (None, "fp16"))
-    assert before.coded and not after.coded
-    for client, sizes in before.clients.items():
-        now = after.clients[client]
-        assert now["features_up"] == sizes["features_up"]
-        assert 2 * now["model_up"] == sizes["model_up"]
-
-
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_committed_runs_sum_up_to_what_they_recorded(every: int) -> None:
     places = sorted(RESULTS.rglob("*.run.json"))[::every]

@@ -256,13 +256,6 @@ def test_nothing_can_be_added_to_cleared_tensors() -> None:
     assert frames == [("features", {"student", "teacher"})]
 
 
-def test_fewer_rows_of_cleared_tensors_are_cleared() -> None:
-    raw = torch.rand(4, 8)
-    cleared, _ = device(Policy(), []).features(raw, raw, 1)
-    fewer = cleared.only("teacher", torch.tensor([True, False, False, True])).tensors
-    assert torch.equal(fewer["teacher"], raw[[0, 3]]) and torch.equal(fewer["student"], raw)
-
-
 def test_whole_models_leave_only_where_the_policy_says_so() -> None:
     frames: list[tuple[str, set[str]]] = []
     open_to_models = device(DevicePolicy(full_models=True), frames)

@@ -351,7 +351,9 @@ class Oracle(Fleet):
         clients = self._here()
         each = [self._members[client].block.forward() for client in clients]
         student = torch.cat([item.cleared.tensors["student"] for item in each]).requires_grad_()
-        return Features(student, torch.cat([item.teacher for item in each]), clients)
+        return Features(
+            student, torch.cat([item.cleared.tensors["teacher"] for item in each]), clients
+        )
 
     def backward(self, gradients: Tensor) -> None:
         clients = self._here()

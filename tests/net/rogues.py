@@ -142,17 +142,6 @@ ROGUES = {
         lambda: greeting(terms(config__clients__batch=65_536)), "of memory, of 300 MB: "
     ),
     "many draws": Rogue(lambda: greeting(terms(config__clients__steps=1_000_000)), "draws 1.02 GB"),
-    "kept features": Rogue(
-        lambda: greeting(
-            terms(
-                config__model__layers=WIDE,
-                config__model__cut=2,
-                config__clients__steps=8000,
-                config__wire__teacher_once=True,
-            )
-        ),
-        "kept features 2.1 GB",
-    ),
     "huge steps": Rogue(lambda: asking(terms(), steps=20_000_000), "steps = 2e+07"),
     "negative steps": Rogue(lambda: asking(terms(), steps=-1000), "steps = -1000"),
     "huge index": Rogue(

@@ -193,7 +193,7 @@ def test_a_client_sends_features_weights_and_counts_only(
         allowed = {
             "hello": messages.HELLO,
             "ready": messages.READY,
-            "features": shapes.features_frames[-1],
+            "features": shapes.features_frame,
             "bottom": shapes.bottom_frame,
             "accept": messages.ACCEPT,
             "fetch": messages.FETCH,

@@ -61,13 +61,12 @@ def test_values_just_below_the_limit_are_left_out_and_honest_clients_are_not_str
         assert net.strikes == {"plaintext:client-1": 2}
 
 
-@pytest.mark.parametrize("teacher_once", [False, True])
 def test_nothing_is_computed_with_features_that_slow_a_processor_down(
-    teacher_once: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     poisoning(monkeypatch, "features", filled(1e-39))
     used: list[Features] = []
-    with network(tiny(3, rounds=1, wire={"teacher_once": teacher_once})) as net:
+    with network(tiny(3, rounds=1)) as net:
         net.join_all()
         forward = net.fleet.forward
         monkeypatch.setattr(net.fleet, "forward", lambda: used.append(forward()) or used[-1])

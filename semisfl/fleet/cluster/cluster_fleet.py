@@ -133,7 +133,7 @@ class ClusterFleet(Simulation):
         features = self._features
         if self._blocks[0]:
             own = self.block.forward()
-            tensors = own.cleared.tensors["student"], own.teacher, own.truth
+            tensors = own.tensors()
             for room, tensor in zip(self._rows(features, 0), tensors, strict=True):
                 room.copy_(tensor)
         self._coming.wait()

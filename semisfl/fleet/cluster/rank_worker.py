@@ -65,7 +65,7 @@ class RankWorker:
             return
         with self._setup.hardware.step():
             own = self._block.forward()
-        tensors = [own.cleared.tensors["student"], own.teacher, own.truth]
+        tensors = own.tensors()
         self._ranks.send({0: [tensor.contiguous() for tensor in tensors]}).wait()
 
     def _backward(self, message: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Hold a device to the memory that its owner allows: large things are reserved before they are allocated."""
 
 import re
-from math import prod
 
 from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
@@ -79,9 +78,6 @@ class Budget:
             steps = min(MAKING * steps, max(1, views // max(1, step)))
         # In bytes as they are made, normalised for one step, and what the operations need meanwhile.
         self.reserve("views", step * (steps + 4 + OPERATION) + table_bytes(height, width))
-        if terms.config.wire.teacher_once and not full_model:
-            rows = clients.steps * clients.batch + 1
-            self.reserve("kept features", FP32 * rows * prod(placed[held - 1].gives))
         self._pixels = channels * height * width
         self._predictions = FP32 * PREDICTIONS * terms.classes if full_model else 0
         self._pass = FP32 * trained.passing + (1 + FP32 + OPERATION) * self._pixels

@@ -41,7 +41,7 @@ def _about_run(terms: Terms) -> Iterator[str]:
     yield f"augment     flip {'on' if augment.flip else 'off'}, cutout {augment.cutout}"
     yield (
         f"codecs      student features {wire.student_features}, teacher features "
-        f"{wire.teacher_features}{' (once per round)' * wire.teacher_once}, gradients {wire.gradients}, "
+        f"{wire.teacher_features}, gradients {wire.gradients}, "
         f"models {wire.models}"
     )
     yield f"asks for    {config.policy.summary()}"

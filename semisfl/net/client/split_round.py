@@ -47,7 +47,7 @@ class ClientSplitRounds:
             received,
             "features",
             {"round": member.plan.index, "step": member.step},
-            features.crossing(),
+            features.cleared,
             {"student": wire.student_features, "teacher": wire.teacher_features},
             copy=False,
         )

@@ -29,7 +29,6 @@ from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.packing import joined, separated
 from semisfl.fleet.setup import FleetSetup
-from semisfl.fleet.teacher_once import check
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas
@@ -70,7 +69,6 @@ class NetworkFleet:
     ) -> None:
         """Take the port now, so that a wrong one fails early; clients come in after `open`."""
         assert setup.network is not None
-        check(setup.config.wire)
         self._stop = setup.stop
         self.traffic = Traffic()
         self.held_back = HeldBack(self._tell_held_back)
@@ -157,9 +155,7 @@ class NetworkFleet:
         self.device_log.round = plan.index
         self._questions.start_round()
         self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
-        self._split_round = ServerSplitRound(
-            self._schemas, plan, self.roster.images, self._questions.ask
-        )
+        self._split_round = ServerSplitRound(self._schemas, plan, self._questions.ask)
         self._split_round.begin()
         self._check_quorum(len(self._questions))
 

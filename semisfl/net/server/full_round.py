@@ -26,8 +26,6 @@ class Due:
     fields: Mapping[str, Any]
     steps: int = 1
     """Steps of work before the answer; each may take `network.deadline`."""
-    all_rows: Callable[[Frame], Frame] = lambda frame: frame
-    """Restores what was left out of the traffic."""
 
 
 Ask = Callable[[int, Parts, Mapping[Kind, int], Due], None]

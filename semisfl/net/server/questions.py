@@ -259,7 +259,6 @@ class Questions:
                 )
             if kind == "features":
                 without_negligible(frame.tensors)
-            frame = item.due.all_rows(frame)
             extremes = ranges(frame.tensors)
             fault = impossible(frame.tensors, extremes)
             if fault is not None:

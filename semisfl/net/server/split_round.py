@@ -1,15 +1,13 @@
 """Run the server's side of a split round: what each client is sent and must answer, step by step."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.byte_counts import Kind
 from semisfl.fleet.packing import joined
-from semisfl.fleet.teacher_once import TeacherRows
-from semisfl.net.frames import Frame, encode, payload_bytes
+from semisfl.net.frames import encode, payload_bytes
 from semisfl.net.messages import Schemas
 from semisfl.net.server.full_round import Ask, Due
 
@@ -17,21 +15,10 @@ from semisfl.net.server.full_round import Ask, Due
 class ServerSplitRound:
     """Send the frames of a split round to each client: see `semisfl.net.messages`."""
 
-    def __init__(
-        self, schemas: Schemas, plan: SplitRound, images: Mapping[int, int], ask: Ask
-    ) -> None:
-        """Take ``images``: how many each client holds."""
+    def __init__(self, schemas: Schemas, plan: SplitRound, ask: Ask) -> None:
         self.plan = plan
         self._schemas, self._config, self._ask = schemas, schemas.config, ask
         self._step = 0
-        frozen = plan.teacher_decay is None and plan.teacher_for is None
-        self._teacher_rows = {
-            client: TeacherRows(
-                *(self._config.seed, plan.index, client, images.get(client, 1)),
-                *(plan.steps, self._config.clients.batch),
-            )
-            for client in (plan.active if self._config.wire.teacher_once and frozen else ())
-        }
 
     def begin(self) -> None:
         plan = self.plan
@@ -57,7 +44,7 @@ class ServerSplitRound:
             if teacher:
                 sizes["teacher"] = payload_bytes(self._schemas.bottom_frame)
             for client in clients:
-                self._ask(client, frame, sizes, self._due(client))
+                self._ask(client, frame, sizes, self._due())
 
     def send_gradients(self, clients: Sequence[int], gradients: Tensor) -> None:
         """Send the gradients of one step to the ``clients`` that took part, in their order."""
@@ -68,21 +55,11 @@ class ServerSplitRound:
             codec = self._config.wire.gradients
             frame = encode("gradients", fields, {"gradients": share}, codec)
             sizes: dict[Kind, int] = {"gradients": payload_bytes(self._schemas.gradients)}
-            self._ask(client, frame, sizes, self._due(client))
+            self._ask(client, frame, sizes, self._due())
 
-    def _due(self, client: int) -> Due:
+    def _due(self) -> Due:
         """Return the expected answer: features, or the bottom after the last step."""
         about, step = {"round": self.plan.index}, self._step
         if step == self.plan.steps:
             return Due({"bottom": self._schemas.bottom_frame}, about)
-        kept = self._teacher_rows.get(client)
-        rows = self._config.clients.batch if kept is None else kept.new(step)
-
-        def all_rows(frame: Frame) -> Frame:
-            if kept is None:
-                return frame
-            teacher = kept.all_rows(step, frame.tensors["teacher"])
-            return replace(frame, tensors={**frame.tensors, "teacher": teacher})
-
-        frames = {"features": self._schemas.features_frames[rows]}
-        return Due(frames, {**about, "step": step}, all_rows=all_rows)
+        return Due({"features": self._schemas.features_frame}, {**about, "step": step})
