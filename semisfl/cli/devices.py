@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semisfl.cli import console, watching
-from semisfl.cli.inspecting import checked_digests, inspect, question
+from semisfl.cli.inspecting import checked_digests, inspect
 from semisfl.cli.options import (
     EXIT_CODES,
     Accept,
@@ -16,7 +16,6 @@ from semisfl.cli.options import (
     Device,
     DeviceCerts,
     Insecure,
-    Memory,
     PolicyFile,
     Preset,
     Quiet,
@@ -182,12 +181,10 @@ def join(
         Path | None,
         typer.Option(metavar="FILE.json", help="Keep this device's state and counts there."),
     ] = None,
-    memory: Memory = None,
 ) -> None:
     """Train with this device's images until the run ends; reconnect when the connection is lost."""
     with needs_network():
         from semisfl.net.client import join as client
-        from semisfl.net.client.budget import parse_memory
         from semisfl.net.client.rejection import Rejected
         from semisfl.net.client.report import Report
     from semisfl.cli.signals import StopSignals
@@ -212,9 +209,7 @@ def join(
                 name=name,
                 allow_methods=allow_method or (),
                 policy=policy,
-                memory=None if memory is None else parse_memory(memory),
                 accept=checked_digests(accept),
-                ask=question(signals.flag),
                 stop=signals.flag,
                 report=report,
             )

@@ -1,10 +1,7 @@
-"""``semisfl inspect``, and the question of ``semisfl join``: what would run on a device."""
+"""``semisfl inspect``: what would run on a device."""
 
 import json
 import re
-import select
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +17,9 @@ from semisfl.cli.options import (
     values_of,
 )
 from semisfl.settings.policy import DIGEST
-from semisfl.stopping import StopFlag
 
 if TYPE_CHECKING:
     from semisfl.net.terms import Terms
-
-LOOK_SECONDS = 0.2
-"""Between two looks at whether `join` was asked to stop while its question waits."""
 
 
 def inspect(
@@ -131,17 +124,3 @@ def checked_digests(accept: list[str] | None) -> list[str]:
                 f"--accept {digest!r:.80} is no digest; `semisfl inspect` prints it: sha256: and 64 digits"
             )
     return accept or []
-
-
-def question(stop: StopFlag) -> Callable[[str], bool] | None:
-    """Return a function that shows terms and asks about them; None if nobody sits at a terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return None
-
-    def ask(text: str) -> bool:
-        print(f"\n{text}\n\nAccept these terms? [y/N] ", end="", file=sys.stderr, flush=True)
-        while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
-            stop.check()
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-    return ask

@@ -98,15 +98,7 @@ Accept = Annotated[
     list[str] | None,
     typer.Option(
         metavar="DIGEST",
-        help="Accept the terms with this digest of `semisfl inspect`; may be repeated. Without it "
-        "the terms are shown on a terminal, with a question.",
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        metavar="AMOUNT",
-        help="Memory that a server may ask for, e.g. 2GB; default: half of what is free.",
+        help="Accept the terms with this digest of `semisfl inspect`; may be repeated.",
     ),
 ]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.inspecting import checked_digests, question
+from semisfl.cli.inspecting import checked_digests
 from semisfl.cli.options import (
     EXIT_CODES,
     Accept,
@@ -15,7 +15,6 @@ from semisfl.cli.options import (
     DeviceCerts,
     Insecure,
     Json,
-    Memory,
     PolicyFile,
     ServerCerts,
     client_credentials,
@@ -87,7 +86,6 @@ def classify(
     ] = False,
     policy: PolicyFile = None,
     accept: Accept = None,
-    memory: Memory = None,
     top: Top = 3,
     insecure_loopback: Insecure = False,
     json_: Json = False,
@@ -95,22 +93,15 @@ def classify(
 ) -> None:
     """Classify images with the help of a server; only features leave this device."""
     with needs_network():
-        from semisfl.net.client.approval import NotAccepted
-        from semisfl.net.client.budget import Budget, parse_memory
         from semisfl.net.client.identity import Target
-        from semisfl.net.client.owner import Owner, how_to_accept
+        from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
         from semisfl.use.model_client import ModelClient
     from semisfl.settings.policy import PolicyBreach
-    from semisfl.stopping import StopFlag
 
     credentials = client_credentials("classify", certs, insecure_loopback)
     if bottom is not None and send_images:
         raise ValueError("--send-images and --bottom cannot be combined; choose one")
-    budget = Budget(
-        None if memory is None else parse_memory(memory), "classify with a larger --memory"
-    )
-    ask = question(StopFlag())
-    owner = Owner.of_device(policy, certs, budget, checked_digests(accept), ask)
+    owner = Owner.of_device(policy, certs, checked_digests(accept))
     try:
         with ModelClient(
             Target(address, credentials, insecure_loopback),

@@ -37,7 +37,7 @@ from semisfl.use.classifier import (
 from semisfl.use.model_connection import ModelConnection, described
 from semisfl.use.model_file import load
 from semisfl.use.pictures import content_digest
-from semisfl.use.served_model import ServedModel, text_of_model
+from semisfl.use.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class ModelClient:
         model, images = described(self.connection)
         self.classes, self.shape, self.identity = model.classes, model.shape, model.identity
         self._features = model.features
-        self._rows = model.reserve(self._owner.budget, self._codec)
+        self._rows = protocol.rows_at_a_time(model.features, self._codec)
         self._row_bits = feature_bits(self._outgoing.policy, model.features)
         self._bottom: Bottom | None = None
         if send_images and not images:
@@ -94,7 +94,7 @@ class ModelClient:
     def _from_file(self, path: Path) -> Bottom:
         runner: Bottom
         if path.suffix == ".onnx":
-            file = onnx_file.File(path, self._owner.budget.total)
+            file = onnx_file.File(path)
             identity, part = file.about()["identity"], file.about()["part"]
             # A file may mix the images of a call, and bits are counted for each image alone.
             runner = self._one_by_one(file) if self._row_bits < math.inf else file
@@ -123,7 +123,7 @@ class ModelClient:
                 f"{self._address} serves the top alone, or is of an earlier version; give its bottom "
                 "as a file, --bottom"
             )
-        self._owner.approval.check(model, text_of_model)
+        self._owner.approval.check(model.digest)
         # Tensors on "meta" take no memory: the top, which stays on the server, is never allocated.
         with torch.device("meta"):
             network = build(

@@ -10,10 +10,7 @@ from math import prod
 from typing import Any
 
 from semisfl.files import printable
-from semisfl.fleet.codec import codec_named
-from semisfl.models.memory import FP32, footprint
 from semisfl.models.shapes import MAX_OUTPUT, Placed, Shape
-from semisfl.net.client.budget import Budget
 from semisfl.net.client.lines import plain
 from semisfl.net.client.shown_terms import image_line, layer_lines
 from semisfl.net.headers import WireError
@@ -22,14 +19,9 @@ from semisfl.net.terms import placed_model
 from semisfl.settings.counts import counted
 from semisfl.settings.layer_kinds import Layer, named, parse_layers
 from semisfl.settings.run import ModelConfig
-from semisfl.use import split_inference as protocol
 
 LONGEST_NAME = 200
 """Characters of a class's name or an identity."""
-COPIES = 4
-"""Copies of the bottom's weights: as they arrive, as one message, as tensors, and as kept on disk."""
-SHARE = 4
-"""The images of one call get at most this fraction, one in so many, of the budget."""
 
 
 @dataclass(frozen=True)
@@ -107,19 +99,6 @@ class ServedModel:
         """Return what an owner accepts: ``sha256:`` and 64 hexadecimal digits."""
         text = json.dumps(self.about(), sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-    def reserve(self, budget: Budget, codec: str) -> int:
-        """Reserve memory for all that the device will hold; return how many images go into one call."""
-        part = footprint(self._held) if self.layers is not None else footprint(())
-        budget.reserve("model", part.bytes(0, COPIES, 0))
-        budget.reserve("workspace", part.workspace(0))
-        # An image as it is read, stacked and normalised; its features before and after the policy.
-        one = 6 * prod(self.shape) + FP32 * (part.passing + 4 * self.features)
-        one += 3 * FP32 * len(self.classes) + 2 * codec_named(codec).size((1, self.features))
-        fitting = budget.total // SHARE // one
-        rows = max(1, min(protocol.rows_at_a_time(self.features, codec), fitting))
-        budget.reserve("images", rows * one)
-        return rows
 
 
 def text_of_model(model: ServedModel) -> str:

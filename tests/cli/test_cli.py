@@ -397,7 +397,6 @@ def test_each_mistake_is_one_line(
         (["certs", "client"], "Missing option '--name'; try `semisfl certs client --help`$"),
         (["serve"], "Missing option '--labeled'; try `semisfl serve --help`$"),
         (["join"], "Missing argument 'HOST:PORT'; try `semisfl join --help`$"),
-        (["join", "--memory"], "'--memory' requires an argument; try `semisfl join --help`$"),
         (["compare", "--seeds", "0"], "Invalid value for '--seeds': .*; try `semisfl compare"),
         (
             ["export", "r", "--to", "onnxx"],

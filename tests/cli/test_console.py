@@ -16,8 +16,7 @@ from semisfl.__main__ import run
 from semisfl.cli import console, look, progress, results, signals, use_model
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
-from semisfl.net.client.approval import NotAccepted
-from semisfl.net.client.owner import how_to_accept
+from semisfl.net.client.owner import NotAccepted, how_to_accept
 from semisfl.net.server.administration import ask
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory, Taken

@@ -89,14 +89,12 @@ def test_mistakes_are_named_before_images_are_decoded(
     refused(capsys, words, "labeled is no run and holds run.log, which a run would overwrite")
 
 
-def test_a_device_without_memory_or_a_port_is_refused(
+def test_a_device_without_a_port_is_refused(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both are refused at once, and not tried again."""
     words = ["join", "--data", str(labeled), "--insecure-loopback"]
     refused(capsys, [*words, "127.0.0.1:0"], "'127.0.0.1:0': nothing listens on port 0")
     refused(capsys, ["inspect", "127.0.0.1:0", "--insecure-loopback"], "nothing listens on port 0")
-    refused(capsys, [*words, "127.0.0.1:1", "--memory", "0"], "--memory '0' is no memory at all")
 
 
 def test_a_name_beside_a_certificate_is_refused(

@@ -62,17 +62,6 @@ def test_bombs_in_the_folder_of_a_device(bombs: Path) -> None:
     assert 0 < ended.peak < MOST, ended
 
 
-def test_an_image_beyond_the_budget_is_left_out_by_name(bombs: Path) -> None:
-    async def script(peer: Peer) -> None:
-        ready = await peer.welcome(terms())
-        assert ready.fields["images"] == 16 and ready.fields["skipped"] == 4
-
-    words = ("--memory", "60MB")
-    ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
-    assert [item.kind for item in server.received][:2] == ["hello", "ready"], ended
-    assert "bomb0.png' is left out: a 8192x8192 PNG takes" in ended.output
-
-
 def test_a_png_beyond_the_budget_is_not_decoded_to_look_for_its_orientation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,14 +26,13 @@ from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
-from semisfl.net.client.approval import Approval
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
 from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.client.identity import Target
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.member import Images, Member
-from semisfl.net.client.owner import Owner
+from semisfl.net.client.owner import Approval, Owner
 from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame, encode
 from semisfl.net.server.fleet import NetworkFleet
@@ -90,9 +89,11 @@ def toy_data(clients: int = 3, seed: int = 0) -> tuple[Dataset, Partition]:
     return data, Partition(labeled=np.arange(8), clients=tuple(shards))
 
 
-def accepts_all() -> Approval:
-    """Return the approval of an owner who accepts any terms."""
-    return Approval(ask=lambda text: True)
+class AcceptsAll(Approval):
+    """The approval of an owner who accepts any terms."""
+
+    def check(self, digest: str) -> None:
+        pass
 
 
 def accept_all(port: int) -> list[str]:
@@ -132,7 +133,7 @@ class Client(threading.Thread):
         allowance: Allowance | None = None,
     ) -> None:
         super().__init__(daemon=True, name=name)
-        owner = Owner(policy or DevicePolicy(), allowance or Allowance(), approval or accepts_all())
+        owner = Owner(policy or DevicePolicy(), allowance or Allowance(), approval or AcceptsAll())
         target = Target(address, credentials, insecure_loopback=credentials is None, name=name)
         self.link = Connection(target, owner, allow_methods=allow_methods, thread=loop_thread())
         self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")

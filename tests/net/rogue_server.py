@@ -170,8 +170,8 @@ import os, sys, threading, time
 from semisfl.cli import main as cli
 import semisfl.net.client.join, torch
 if int(sys.argv.pop(1)):
-    # An owner who accepts any terms: what protects the device then is its budget.
-    semisfl.net.client.owner.Approval.check = lambda self, terms, show=None: None
+    # An owner who accepts any terms.
+    semisfl.net.client.owner.Approval.check = lambda self, digest: None
 def resident():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
@@ -225,7 +225,7 @@ def attacked(
     script: Script,
     images: Path,
     *words: str,
-    most: int,
+    most: int = 10**10,
     seconds: float = 60,
     approves: bool = True,
     delay: float = 0.0,

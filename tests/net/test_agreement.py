@@ -337,12 +337,10 @@ def heard(text: str, **how: Any) -> str:
     return next(f.fields["reason"] for f in server.received if f.kind == "refusal")
 
 
-def test_a_refusal_tells_nothing_of_other_servers_or_of_the_device() -> None:
-    """The device's owner reads the numbers; they count what every server got, and its memory."""
+def test_a_refusal_tells_nothing_of_other_servers() -> None:
+    """The device's owner reads the numbers; they count what every server got."""
     allowance = Allowance()
     allowance.spent = Spent(3, 737, 0.0)
     policy = DevicePolicy(uses_per_image=700)
     reason = heard(terms(), policy=policy, allowance=allowance)
     assert reason == "what its owner's caps allow is used up"
-    large = terms(config__clients__batch=65_536, config__clients__steps=100_000)
-    assert heard(large) == "this run needs more memory than the device may use"

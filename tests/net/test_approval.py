@@ -2,10 +2,7 @@
 
 import json
 import logging
-import os
-import pty
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,9 @@ from PIL import Image
 
 from semisfl.cli import inspecting
 from semisfl.cli.main import main
-from semisfl.net.client.approval import Approval, NotAccepted
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.join import join
+from semisfl.net.client.owner import Approval, NotAccepted
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import text_of_terms
 from semisfl.net.headers import WireError
@@ -25,7 +22,6 @@ from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.settings.config import Config
 from semisfl.settings.presets import PRESETS
-from semisfl.stopping import StopFlag, Stopped
 from tests.net.harness import CLASSES, SIDE, Network, audited, certificates, network, tiny, until
 
 CONV = {"kind": "conv", "channels": 4, "kernel": 3}
@@ -79,8 +75,8 @@ def test_every_change_of_what_a_device_computes_or_sends_changes_the_digest(atta
     accepted, other = terms(), terms(**ATTACKS[attack])
     assert accepted.digest != other.digest and accepted.run != other.run
     with pytest.raises(NotAccepted, match=f"has not accepted the terms {other.digest}"):
-        Approval([accepted.digest]).check(other)
-    Approval([accepted.digest]).check(accepted)
+        Approval([accepted.digest]).check(other.digest)
+    Approval([accepted.digest]).check(accepted.digest)
 
 
 @pytest.mark.parametrize(
@@ -168,59 +164,17 @@ def test_a_connection_without_an_owners_word_accepts_nothing() -> None:
         assert "its owner has not accepted the terms" in ended(net)
 
 
-def test_an_answer_is_remembered_and_changed_terms_are_asked_about_again(tmp_path: Path) -> None:
-    file, asked = tmp_path / "accepted.txt", []
-
-    def ask(text: str) -> bool:
-        asked.append(text)
-        return "cutout 4" in text
-
-    Approval(file=file, ask=ask).check(terms())
-    Approval(file=file, ask=ask).check(terms())
-    Approval(file=file).check(terms())
-    assert len(asked) == 1 and asked[0] == text_of_terms(terms())
-    assert file.stat().st_mode & 0o777 == 0o600
-    other = terms(data={"augment": {"cutout": 0}})
-    for _ in range(2):
-        with pytest.raises(NotAccepted):
-            Approval(file=file, ask=ask).check(other)
-    assert len(asked) == 3 and other.digest not in file.read_text()
-    Approval([other.digest], file=file).check(other)
-    Approval(file=file).check(other)
-
-
-def test_a_file_that_came_with_the_certificate_does_not_accept_in_silence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The person who makes certificates often runs the server, and could put its terms beside them."""
-    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
-    caplog.set_level(logging.INFO, "semisfl")
-    file = tmp_path / "accepted.txt"
-    file.write_text(f"{terms().digest}\n")
-    Approval(file=file, ask=lambda text: False).check(terms())
-    assert f"{terms().digest} are not asked about: {file} accepts them" in caplog.text
-
-
 def test_terms_that_are_named_replace_those_that_are_remembered(tmp_path: Path) -> None:
     file, other = tmp_path / "accepted.txt", terms(data={"augment": {"cutout": 0}})
-    Approval([terms().digest], file).check(terms())
+    Approval([terms().digest], file).check(terms().digest)
     for _ in range(2):
         named = Approval([other.digest], file)
-        named.check(other)
+        named.check(other.digest)
         with pytest.raises(NotAccepted):
-            named.check(terms())
+            named.check(terms().digest)
     assert file.read_text().split() == [terms().digest, other.digest], "each once"
-    Approval(file=file).check(terms())
-
-
-def test_a_folder_that_cannot_be_written_keeps_no_answer_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "missing" / "accepted.txt"
-    Approval(file=file, ask=lambda text: True).check(terms())
-    assert "accepted.txt cannot be written: No such file" in caplog.text
-    with pytest.raises(NotAccepted):
-        Approval(file=file).check(terms())
+    assert file.stat().st_mode & 0o777 == 0o600
+    Approval(file=file).check(terms().digest)
 
 
 def test_the_shown_terms_say_what_a_layer_is_not_what_it_is_called() -> None:
@@ -296,29 +250,7 @@ def test_a_policy_with_a_model_accepts_that_one_alone(tmp_path: Path) -> None:
             name="client-0",
             policy=policy,
             accept=[net.fleet.terms.digest],
-            ask=lambda text: True,
         )
-
-
-def test_the_question_waits_for_an_answer_and_can_be_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert inspecting.question(StopFlag()) is None, "nobody is there"
-    owner, device = pty.openpty()
-    with open(device) as terminal, open(os.dup(device), "w") as screen:
-        monkeypatch.setattr(sys, "stdin", terminal)
-        monkeypatch.setattr(sys, "stderr", screen)
-        stop = StopFlag()
-        ask = inspecting.question(stop)
-        assert ask is not None
-        for answer, accepted in (("y", True), ("YES", True), ("", False), ("no", False)):
-            os.write(owner, f"{answer}\n".encode())
-            assert ask("the terms") is accepted
-        assert b"the terms" in os.read(owner, 10_000)
-        stop.request()
-        with pytest.raises(Stopped):
-            ask("the terms")
-    os.close(owner)
 
 
 def test_inspect_shows_a_servers_terms_and_takes_no_place(

@@ -5,11 +5,9 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 from semisfl.cli.main import main
 from semisfl.cli.signals import StopSignals
-from semisfl.net.client.approval import Approval
 from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
@@ -125,27 +123,6 @@ def test_people_count_rounds_from_one() -> None:
         net.enrol(0, break_at=lambda client, _frame: doing.append(client.device.doing))
         net.experiment.method.round(0)
     assert doing[-1] == "training in round 1"
-
-
-def test_a_device_that_asks_its_owner_does_not_load_images_yet() -> None:
-    asked, answer = threading.Event(), threading.Event()
-    doing: list[str] = []
-
-    def ask(_text: str) -> bool:
-        asked.set()
-        return answer.wait(20)
-
-    def load(shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-        doing.append(client.device.doing)
-        return torch.zeros(4, *shape, dtype=torch.uint8), 0
-
-    with network(tiny(1)) as net:
-        client = net.join(0, approval=Approval(ask=ask), load=load)
-        assert asked.wait(20)
-        assert client.device.doing == "checking the terms"
-        answer.set()
-        assert net.fleet.wait_for(1, 20)
-    assert doing == ["loading its images"]
 
 
 def test_the_last_line_says_what_the_signal_ended() -> None:

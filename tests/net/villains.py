@@ -27,7 +27,7 @@ from semisfl.net.client.stream import Received
 from semisfl.net.frames import encode
 from semisfl.net.server.value_checks import ABSURD
 from semisfl.net.tls import certs
-from tests.net.harness import accepts_all
+from tests.net.harness import AcceptsAll
 from tests.net.test_any_frame import CHANGES, Message
 
 AT_MOST = 6.0
@@ -191,7 +191,7 @@ def misbehave(place: Path, name: str, port: int, seed: str, poisons: bool) -> No
         if number % 5 == 4:
             _knock(port, rng)
         target = Target(f"localhost:{port}", credentials)
-        link = Connection(target, Owner(approval=accepts_all()), thread=thread)
+        link = Connection(target, Owner(approval=AcceptsAll()), thread=thread)
         device = Device(link, lambda shape: load_images(place / name, shape), "cpu")
         device.frames.__class__ = Trickster
         device.frames.plan(moment, trick, random.Random(rng.random()))

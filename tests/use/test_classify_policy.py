@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,8 @@ from torch import Tensor
 from semisfl.cli.main import main
 from semisfl.fleet.codec import codec_named
 from semisfl.net.client.allowance import Allowance, beside
-from semisfl.net.client.approval import Approval, NotAccepted
-from semisfl.net.client.budget import Budget
-from semisfl.net.client.owner import Owner
+from semisfl.net.client.owner import Approval, NotAccepted, Owner
 from semisfl.settings.bits import row_bits
-from semisfl.settings.layer_kinds import parse_layers
 from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier
@@ -28,6 +24,7 @@ from semisfl.use.export import export
 from semisfl.use.model_server import ModelServer
 from semisfl.use.served_model import ServedModel, text_of_model
 from tests import toy
+from tests.net.harness import AcceptsAll
 from tests.net.rogue_server import run_device
 from tests.use.serving import connect, served
 
@@ -49,7 +46,7 @@ def server(model: Classifier, authority: Path) -> Iterator[ModelServer]:
 
 
 def owner(policy: DevicePolicy | None = None, **how: Any) -> Owner:
-    return Owner(policy or DevicePolicy(), approval=Approval(ask=lambda text: True), **how)
+    return Owner(policy or DevicePolicy(), approval=AcceptsAll(), **how)
 
 
 def address(server: ModelServer) -> str:
@@ -314,23 +311,6 @@ def test_numbers_out_of_range_are_refused_before_anything_is_built(
     assert reason in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_large_bottom_is_refused_by_the_budget(
-    server: ModelServer, authority: Path, tmp_path: Path
-) -> None:
-    """In a process of its own, whose memory is measured."""
-    wide = [
-        {"kind": "flatten"},
-        *({"kind": "linear", "features": 8192} for _ in range(3)),
-        {"kind": "linear"},
-    ]
-    lie(server, lambda plain: plain.update(layers=wide, cut=4, features=8192))
-    photo = images_in(tmp_path / "photos", 1)[0]
-    words = ["classify", address(server), str(photo), "--certs", str(authority / "clients/camera")]
-    ended = run_device([*words, "--memory", "200MB"], most=150_000_000)
-    assert ended.status == 6, ended
-    assert "needs up to" in ended.output and "larger --memory" in ended.output
-
-
 def test_an_answer_that_is_larger_than_it_can_be_is_not_received(
     server: ModelServer, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,29 +323,6 @@ def test_an_answer_that_is_larger_than_it_can_be_is_not_received(
     words = ["classify", address(server), str(photo), "--certs", str(authority / "clients/camera")]
     ended = run_device(words, most=100_000_000)
     assert ended.status == 4 and "larger than max" in ended.output, ended
-
-
-def test_images_are_classified_few_at_a_time_in_a_small_budget(
-    server: ModelServer, authority: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = overheard(server, monkeypatch)
-    tight = owner(budget=Budget(120_000))
-    with connect(address(server), authority, owner=tight) as client:
-        predictions = client.predict(PIXELS)
-    assert len(rows) > 1 and sum(map(len, rows)) == len(PIXELS)
-    torch.testing.assert_close(
-        predictions.probabilities, server._model.probabilities(PIXELS), rtol=0, atol=1e-6
-    )
-
-
-def test_copies_that_a_convolution_makes_are_counted() -> None:
-    """A convolution of one pixel and one channel copies its images and what it gives into blocks of 16 channels."""
-    layers = ({"kind": "conv", "channels": 1, "kernel": 1}, {"kind": "pool", "size": 16})
-    table = parse_layers([*layers, {"kind": "flatten"}, {"kind": "linear"}])
-    name = "0" * 32
-    model = ServedModel(("a", "b"), (1, 256, 256), (0.5,), (0.5,), table, 3, name, 256, name)
-    budget = Budget(400_000_000)
-    assert 1 <= model.reserve(budget, "fp32") * 2 * 16 * 256 * 256 * 4 <= budget.total
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -560,47 +517,6 @@ def test_a_file_that_could_run_for_ever_is_refused(
     onnx.save(file, path)
     with pytest.raises(ValueError, match="it has loops, branches or functions, which could run"):
         connect(address(server), authority, bottom=path)
-
-
-@pytest.mark.parametrize("when", ["loaded", "run"])
-def test_a_small_file_that_asks_for_much_memory_is_refused(
-    when: str, model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
-) -> None:
-    """Constants are made where the file is loaded; what depends on the images, where it is run."""
-    path = bottom_file(model, tmp_path, "Add", ["rows", "sum"])
-    file, node = onnx.load(path), onnx.helper.make_node
-    last = file.graph.node.pop()
-    size = onnx.helper.make_tensor("megabytes", onnx.TensorProto.INT64, [1], [200 * 2**20 // 4])
-    file.graph.initializer.append(size)
-    value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [1.0])
-    if when == "run":
-        file.graph.node.extend(
-            [
-                node("Shape", ["images"], ["sides"], start=0, end=1),
-                node("Mul", ["sides", "megabytes"], ["size"]),
-            ]
-        )
-    parts = [f"part {number}" for number in range(4)]
-    length = "size" if when == "run" else "megabytes"
-    file.graph.node.extend(node("ConstantOfShape", [length], [part], value=value) for part in parts)
-    file.graph.node.extend(
-        [
-            node("Concat", parts, ["all"], axis=0),
-            node("ReduceSum", ["all"], ["sum"], keepdims=0),
-            last,
-        ]
-    )
-    onnx.save(file, path)
-    assert path.stat().st_size < 10 * 2**20
-    budget = owner(budget=Budget(300 * 2**20))
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
-    reason = "cannot be used as an ONNX file" if when == "loaded" else "cannot be run"
-    with (
-        pytest.raises(ValueError, match=f"bottom.onnx {reason}: .*(alloc|memory)"),
-        connect(address(server), authority, bottom=path, owner=budget) as client,
-    ):
-        client.probabilities(PIXELS[:3])
-    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{}", '{"identity": "i"}'])

@@ -51,7 +51,7 @@ class Device:
         self.finished = False
         """Whether the device ended because the server reported that the run is finished."""
         self._connection = connection
-        self._allowance, self._budget = connection.owner.allowance, connection.owner.budget
+        self._allowance = connection.owner.allowance
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
         self._device = device
@@ -131,15 +131,14 @@ class Device:
         frames = self.frames
         if frames.joined is None or frames.joined.terms != terms:
             placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError
-            self._connection.owner.approval.check(terms)
+            self._connection.owner.approval.check(terms.digest)
             # Its images and model leave the memory before those of the new terms come.
             frames.joined = None
             frames.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             hardware = Hardware(self._device, terms.config.runtime)
-            self._budget.begin(terms, hardware, full_model=bool(self._works))
             self._doing = "loading its images"
-            frames.joined = Member(terms, self._images, hardware, self._budget)
+            frames.joined = Member(terms, self._images, hardware)
             schemas = frames.joined.schemas
             split = {"split": schemas.split, "split_alone": schemas.split_alone}
             frames.beginnings = {"full": messages.FULL} if self._works else split

@@ -64,7 +64,6 @@ class FrameIO:
     def expect(self, expected: Mapping[str, Schema]) -> None:
         """Accept these frames from now on, and no other."""
         assert self.stream is not None
-        self._connection.owner.budget.frames(max(schema.held for schema in expected.values()))
         self._expected = expected
         self.stream.assembler.limit = max(schema.limit for schema in expected.values())
 

@@ -11,13 +11,11 @@ import torch
 from semisfl.data import decode, folder, unreadable
 from semisfl.data.large import TooLarge
 from semisfl.models.shapes import Shape
-from semisfl.net.client.approval import Ask, NotAccepted
-from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
 from semisfl.net.client.identity import Target
 from semisfl.net.client.lines import brief_logger
-from semisfl.net.client.owner import Owner, how_to_accept
+from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.report import Report
 from semisfl.net.headers import WireError
@@ -43,9 +41,7 @@ def join(
     name: str = "",
     allow_methods: Sequence[str] = (),
     policy: Path | None = None,
-    memory: int | None = None,
     accept: Collection[str] = (),
-    ask: Ask | None = None,
     stop: StopFlag | None = None,
     report: Report | None = None,
 ) -> None:
@@ -53,9 +49,8 @@ def join(
 
     A server may ask for methods that are installed here under a name, and for ``allow_methods``
     (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
-    server asks (`semisfl.settings.policy`). ``memory``: bytes that it may use; None: half of what is
-    free. ``accept`` holds digests of terms that the owner has accepted; ``ask`` asks about others (None:
-    they are refused). Raises `semisfl.net.client.rejection.Rejected` with the server's
+    server asks (`semisfl.settings.policy`). ``accept`` holds digests of terms that the owner has
+    accepted; others are refused. Raises `semisfl.net.client.rejection.Rejected` with the server's
     reason if it refuses this client. ``report`` follows what the device does.
     """
     credentials = (
@@ -65,14 +60,14 @@ def join(
         raise ConfigError(f"{data} is not a folder; --data needs a folder of images")
     for method in allow_methods:  # fail now, not when a server asks for it
         lookup.works(lookup.method(method))
-    owner = Owner.of_device(policy, certificates, Budget(memory), accept, ask)
+    owner = Owner.of_device(policy, certificates, accept)
     if policy is not None:
         log.info("this device's policy: %s", owner.policy.summary())
     folder.check_images(data)  # fail now, not once a server has sent its terms
     stop = stop or StopFlag()
     target = Target(address, credentials, insecure_loopback, name)
     connection = Connection(target, owner, allow_methods=allow_methods)
-    images = functools.partial(load_images, data, budget=owner.budget, stop=stop)
+    images = functools.partial(load_images, data, stop=stop)
     member = Device(connection, images, device, stop)
     with (report or Report()).following(member), _explained(address, certificates, policy):
         member.serve()
@@ -92,26 +87,21 @@ def _explained(address: str, certificates: Path | None, policy: Path | None) -> 
         raise Rejected(str(error), "refused") from error
 
 
-def load_images(
-    root: Path, shape: Shape, budget: Budget | None = None, stop: StopFlag | None = None
-) -> tuple[torch.Tensor, int]:
+def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:
     """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable."""
     listing = folder.everything(root).listing()
     for note in listing.notes:  # files of other kinds, such as HEIC
         log.warning("%s", note)
     count = len(listing.names)
     channels, height, width = shape
-    if budget is not None:
-        budget.images(count * channels * height * width)
     images = np.empty((count, *shape), np.uint8)
     kept = lost = made_grey = 0
     for place in range(count):
         if stop is not None:
             stop.check()
-        room = None if budget is None else budget.left
         try:
             with listing.open(place) as image:
-                images[kept] = decode.pixels_of(image, (width, height), channels, room)
+                images[kept] = decode.pixels_of(image, (width, height), channels)
                 made_grey += channels == 1 and decode.in_colour(image)
             kept += 1
         except Exception as error:  # a damaged file can raise nearly anything inside a decoder

@@ -14,15 +14,12 @@ from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models.build import build_model
 from semisfl.models.shapes import Shape
-from semisfl.net.client.budget import Budget
-from semisfl.net.client.lines import brief_logger
 from semisfl.net.messages import Schemas
 from semisfl.net.terms import Terms
-from semisfl.settings.counts import counted
 from semisfl.stopping import StopFlag
 
-log = brief_logger(__name__)
-
+VIEWS_AHEAD = 32 * 2**20
+"""Bytes of augmented images that a device makes ahead of the step that uses them."""
 Images = Callable[[Shape], tuple[Tensor, int]]
 """(channels, height, width) -> uint8 images of that shape, and how many could not be read."""
 
@@ -33,9 +30,7 @@ class Member:
     block: ClientBlock
     plan: SplitRound
 
-    def __init__(
-        self, terms: Terms, load: Images, hardware: Hardware, budget: Budget | None = None
-    ) -> None:
+    def __init__(self, terms: Terms, load: Images, hardware: Hardware) -> None:
         self.config = terms.config
         self.hardware = hardware
         self.step = 0
@@ -46,15 +41,7 @@ class Member:
         self.schemas = Schemas.of(terms.config, self.model)
         # Split rounds need no top, and a device may not have the room for one.
         self.model.top.to("meta")
-        self._budget = budget or Budget()
         self.images, self.skipped = load(terms.shape)
-        self._budget.images(self.images.nbytes)
-        self._budget.frames(self.schemas.split.held)
-        log.info(
-            "this run %s, beside Python and PyTorch themselves; %s",
-            self._budget.words(),
-            counted(torch.get_num_threads(), "thread"),
-        )
 
     @property
     def held(self) -> Held:
@@ -88,4 +75,4 @@ class Member:
             stop=stop,
         )
         self.block = ClientBlock(setup)
-        self.block.batches.budget = min(self.block.batches.budget, self._budget.stretch)
+        self.block.batches.budget = VIEWS_AHEAD

@@ -1,53 +1,82 @@
-"""Gather what the owner of a device allows: a policy, what is left of its caps, terms and memory."""
+"""What the owner of a device allows, whatever a server asks: the policy, its quotas, the accepted terms."""
 
+import contextlib
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semisfl.files import append_whole
 from semisfl.net.client.allowance import Allowance, beside
-from semisfl.net.client.approval import Approval, Ask, NotAccepted
-from semisfl.net.client.budget import Budget
 from semisfl.settings.config import with_known_codec
-from semisfl.settings.policy import DevicePolicy, read_policy
+from semisfl.settings.policy import DevicePolicy, PolicyBreach, read_policy
+
+
+class NotAccepted(PolicyBreach):
+    """Raised for terms that the owner of this device has not accepted."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"its owner has not accepted the terms {digest}")
+        self.digest = digest
+
+
+class Approval:
+    """The digests of terms that the owner accepts."""
+
+    def __init__(self, accepted: Collection[str] = (), file: Path | None = None) -> None:
+        """Accept the digests ``accepted``, or those in ``file`` if there are none.
+
+        A digest of ``accepted`` is added to ``file`` once a server has shown its terms, so that the owner
+        names it once.
+        """
+        known = set(file.read_text().split()) if file is not None and file.exists() else set()
+        self._file, self._new = file, set(accepted) - known
+        self._accepted = set(accepted) or known
+
+    def check(self, digest: str) -> None:
+        """Raise `NotAccepted` unless the owner accepts the terms with this digest."""
+        if digest not in self._accepted:
+            raise NotAccepted(digest)
+        if self._file is not None and digest in self._new:
+            self._new.remove(digest)
+            # A service may not write to its folder; it names the digest at every start.
+            with contextlib.suppress(OSError):
+                append_whole(self._file, f"{digest}\n".encode(), private=True)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Hold what `join` and `classify` obey, whatever a server asks for. The default accepts no terms."""
+    """The limits of a device's owner, which `join` and `classify` obey. The default accepts no terms."""
 
     policy: DevicePolicy = field(default_factory=DevicePolicy)
     allowance: Allowance = field(default_factory=Allowance)
     approval: Approval = field(default_factory=Approval)
-    budget: Budget = field(default_factory=Budget)
 
     @classmethod
     def of_device(
-        cls,
-        policy: Path | None,
-        certificates: Path | None,
-        budget: Budget,
-        accept: Collection[str] = (),
-        ask: Ask | None = None,
+        cls, policy: Path | None, certificates: Path | None, accept: Collection[str] = ()
     ) -> "Owner":
-        """Read the policy's file and what was spent; raise `ConfigError` if caps cannot be written down."""
-        demands = DevicePolicy()
+        """Read the limits from a device's files.
+
+        Args:
+            policy: the policy file; what was spent of its quotas is counted in a file beside it.
+            certificates: the device's folder; accepted digests are remembered there in accepted.txt, or
+                beside the policy if there is none.
+            accept: digests of terms. A policy with ``model`` replaces them.
+
+        Raises `ConfigError` for a bad policy, or if quotas could not be written down.
+        """
+        limits = DevicePolicy()
+        remembered = None if certificates is None else certificates / "accepted.txt"
         if policy is not None:
-            demands = with_known_codec(read_policy(policy), str(policy))
+            limits = with_known_codec(read_policy(policy), str(policy))
+            remembered = remembered or policy.with_suffix(".accepted.txt")
         allowance = Allowance(beside(policy) if policy is not None else None)
-        if demands.capped:
+        if limits.capped:
             allowance.check_writable()
-        approval = Approval(accept, accepted_file(certificates, policy), ask)
-        if demands.model:  # a policy says all that it accepts
-            approval = Approval(demands.model)
-        return cls(demands, allowance, approval, budget)
-
-
-def accepted_file(certificates: Path | None, policy: Path | None) -> Path | None:
-    """Return where accepted terms are remembered: with the device's certificate, or beside its policy."""
-    if certificates is not None:
-        return certificates / "accepted.txt"
-    return policy.with_suffix(".accepted.txt") if policy is not None else None
+        if limits.model:
+            return cls(limits, allowance, Approval(limits.model))
+        return cls(limits, allowance, Approval(accept, remembered))
 
 
 def how_to_accept(
