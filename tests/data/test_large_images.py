@@ -56,8 +56,7 @@ def test_bombs_in_the_folder_of_a_device(bombs: Path) -> None:
         assert ready.kind == "ready" and ready.fields["images"] == 20
         await asyncio.sleep(0.1)
 
-    words = ("--memory", "300MB")
-    ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
+    ended, server = attacked(script, bombs / "train", most=MOST, seconds=20)
     assert [item.kind for item in server.received][:2] == ["hello", "ready"], ended
     assert 0 < ended.peak < MOST, ended
 
