@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from semisfl.engine import kernels
@@ -34,6 +35,13 @@ class Hardware:
             # after a call of `set_num_threads` it no longer chooses the number itself.
             os.environ.setdefault("MKL_CBWR", "AUTO")
             torch.set_num_threads(torch.get_num_threads())
+            # Values below 1.2e-38 count as 0, in this thread and all that it starts: a CPU takes ten times
+            # as long for them, and a device can send features that lead to them.
+            (
+                np.finfo(np.float32),
+                np.finfo(np.float64),
+            )  # numpy up to 2.3 warns if it first looks later
+            torch.set_flush_denormal(True)
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:

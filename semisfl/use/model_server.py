@@ -25,7 +25,6 @@ from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, clea
 from semisfl.net.server.cheap_frames import CheapFrames
 from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
-from semisfl.net.server.value_checks import without_negligible
 from semisfl.runs import checkpoint
 from semisfl.settings import lookup
 from semisfl.use import split_inference as protocol
@@ -217,7 +216,6 @@ class ModelServer:
 
     def _features(self, request: Frame) -> Answer:
         self._check_identity(request)
-        without_negligible(request.tensors)
         features = request.tensors["features"]
         if not torch.isfinite(features).all():
             raise WireError("features hold NaN or Inf")

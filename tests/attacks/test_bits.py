@@ -198,7 +198,7 @@ def test_the_bits_of_any_policy_can_be_counted(lines: dict[str, float]) -> None:
     assert row_bits(0, 0.1) == 0  # layers without weights
 
 
-@pytest.mark.parametrize("noise", [1e-150, 1e-200, 1e-320])
+@pytest.mark.parametrize("noise", [1e-150, 1e-200])
 def test_noise_that_a_server_made_next_to_nothing_has_no_bound(noise: float) -> None:
     """Its square is 0: a device without a policy of its own ended with a ZeroDivisionError."""
     run = {"clip": 1.0, "noise": noise, "update_clip": 1.0, "update_noise": noise}

@@ -54,3 +54,25 @@ def test_matrix_products_repeat_exactly_on_a_cpu() -> None:
     if done.stderr.strip().endswith("no MKL"):
         pytest.skip("this torch has no MKL that can be asked")
     assert done.stdout.split() == ["0", "2"], done.stderr
+
+
+DENORMAL = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from semisfl.engine.hardware import Hardware
+
+def bits():
+    small = torch.full((1 << 20,), 1e-30)
+    return [int((small * factor).view(torch.int32).any()) for factor in (1e-5, 1e-9)]
+
+torch.set_num_threads(2)
+Hardware("cpu")
+with ThreadPoolExecutor(1) as pool:
+    print(*bits(), *pool.submit(bits).result())
+"""
+
+
+def test_values_below_the_normal_range_are_zero_in_all_threads() -> None:
+    """Another process, as torch's threads must not have started before."""
+    done = processes.run([sys.executable, "-c", DENORMAL])
+    assert done.stdout.split() == ["1", "0", "1", "0"], done.stderr

@@ -8,7 +8,7 @@ from semisfl import seeds
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes, tensor_bytes
 from semisfl.settings import catalog
 
-FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
+FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
 CODECS = {name: codec_named(name) for name in catalog.CODECS}
 NAMES = list(CODECS)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from semisfl.engine.kernels.plain import SHORTEST
-from semisfl.fleet.base import Features
 from semisfl.methods.semifl.method import SemiFLWork
 from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.frames import encode
@@ -59,23 +58,6 @@ def test_values_just_below_the_limit_are_left_out_and_honest_clients_are_not_str
         step = 0 if kind == "features" else config.clients.steps
         assert_same(net.experiment, oracle(config, *(Leaving(1, r, step, r + 1) for r in (0, 1))))
         assert net.strikes == {"plaintext:client-1": 2}
-
-
-def test_nothing_is_computed_with_features_that_slow_a_processor_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    poisoning(monkeypatch, "features", filled(1e-39))
-    used: list[Features] = []
-    with network(tiny(3, rounds=1)) as net:
-        net.join_all()
-        forward = net.fleet.forward
-        monkeypatch.setattr(net.fleet, "forward", lambda: used.append(forward()) or used[-1])
-        run_rounds(net.experiment)
-    for step in used:
-        for rows in (step.student.detach(), step.teacher):
-            attacker, *others = (rows.chunk(3)[client] for client in (1, 0, 2))
-            assert not attacker.any() and all(other.any() for other in others)
-    assert len(used) == 2
 
 
 def test_an_attacker_is_shut_out_and_the_others_finish(monkeypatch: pytest.MonkeyPatch) -> None:

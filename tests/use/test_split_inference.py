@@ -64,18 +64,6 @@ def test_split_inference_gives_the_answers_of_the_whole_model(
         assert predictions.labels == expected.labels
 
 
-def test_nothing_is_computed_with_features_that_slow_a_processor_down(
-    model: Classifier, authority: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[torch.Tensor] = []
-    answer = model.answer
-    monkeypatch.setattr(model, "answer", lambda rows: used.append(rows) or answer(rows))
-    with served(model, authority) as server, connect(f"localhost:{server.port}", authority) as it:
-        it._bottom = lambda images: torch.full((len(images), model.network.features), 1e-39)
-        it.probabilities(PIXELS)
-    assert len(used) == 1 and not used[0].any()
-
-
 @pytest.mark.parametrize("form", ["onnx", "safetensors"])
 def test_the_bottom_may_be_a_file(
     form: Any, model: Classifier, authority: Path, tmp_path: Path, images: Path

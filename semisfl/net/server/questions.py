@@ -27,7 +27,6 @@ from semisfl.net.server.value_checks import (
     ranges,
     sizes,
     update_size,
-    without_negligible,
 )
 from semisfl.stopping import Stopped
 
@@ -257,8 +256,6 @@ class Questions:
                 self._context.traffic.add(
                     kind, "up", client, payload_bytes(item.due.frames[frame.kind])
                 )
-            if kind == "features":
-                without_negligible(frame.tensors)
             extremes = ranges(frame.tensors)
             fault = impossible(frame.tensors, extremes)
             if fault is not None:

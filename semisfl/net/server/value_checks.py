@@ -25,9 +25,6 @@ MOST_COUNTED = 2**53
 MOST_STEPS = 2**31
 """The most by which a counter moves in a round. A limit on its value alone would shut out honest clients once
 somebody has brought the mean close to it."""
-NEGLIGIBLE = 1e-20
-"""Features below this count as 0. What is computed with still smaller ones leaves the range of normal numbers, where a
-CPU takes ten times as long and more: one client could slow down every step."""
 OUTLIER = 10.0
 """Times the yardstick: left out at once, before anything is computed with it."""
 SUSPECT = 3.0
@@ -44,12 +41,6 @@ times their own norm."""
 
 Ranges = Mapping[str, tuple[float, float]]
 Sizes = dict[str, float]
-
-
-def without_negligible(tensors: Mapping[str, Tensor]) -> None:
-    """Set values that are nearly 0 to 0."""
-    for tensor in tensors.values():
-        tensor.masked_fill_(tensor.abs() < NEGLIGIBLE, 0.0)
 
 
 def ranges(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
