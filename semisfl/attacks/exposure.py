@@ -14,13 +14,12 @@ from semisfl.attacks.scene import PUBLIC, Scene, layers_of, stage_ends
 from semisfl.data.dataset import Dataset
 from semisfl.models.layers import cut_layers
 from semisfl.models.split import SplitModel
-from semisfl.runs import health
+from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.grouping import judged_on
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.portable import check_images
-from semisfl.runs.rank import in_one_process
 from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.plain_values import words_of
@@ -30,12 +29,13 @@ from semisfl.stopping import StopFlag
 
 def of_run(path: Path, device: str, public: str | None) -> Scene:
     """Return the scene of a finished or stopped run, from its last good checkpoint."""
-    config = in_one_process(RunDirectory.open(path).config())
+    config = RunDirectory.open(path).config()
     if config.fleet.kind == "network":
         raise ConfigError(
             f"{path} was trained over a network, so its clients' images are not here; use a simulated run"
         )
-    last = health.last_good(path)
+    config = config.in_fleet("local")
+    last = checkpoint.to_continue(path)
     if last is None:
         raise ConfigError(f"{path} has no checkpoint yet; train it first, or name a preset")
     try:

@@ -61,7 +61,7 @@ def demo_network(place: Path, signals: StopSignals, *, device: str, quiet: bool)
 
 def _server(
     settings: Config, place: Path, device: str, stop: StopFlag
-) -> AbstractContextManager[start.Run]:
+) -> AbstractContextManager[start.PreparedRun]:
     certs.make_authority(place / "certs")
     certs.make_server(place / "certs", ["localhost", "127.0.0.1"])
     _write_images(settings, place)

@@ -3,7 +3,7 @@
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,8 +73,6 @@ def serve(
         from semisfl.net.tls.credentials import load_server_credentials
     from semisfl.cli import one_run
     from semisfl.cli.signals import StopSignals
-    from semisfl.costs import needs
-    from semisfl.costs.about_images import AboutImages
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import run_log, start
     from semisfl.runs.directory import RunDirectory
@@ -109,10 +107,7 @@ def serve(
             RunDirectory.check_free(place)
         data = load_images(str(labeled), options, labeled_only=True)
         check_classes(data)
-        if not resume:
-            images = AboutImages(data.shape, len(data.classes), 0.0)  # the devices bring theirs
-            needs.check(options.in_fleet("network"), images, place, device)
-        arguments: start.Arguments = {
+        arguments: dict[str, Any] = {
             "data": data,
             "device": device,
             "network": network,

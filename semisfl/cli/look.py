@@ -116,7 +116,7 @@ def partition(
     unused = held.unused(len(labels))
     picture = drawing.picture_at(out)
     if picture:
-        holdings.draw(held, labels, data.classes, picture)
+        holdings.draw(holdings.count(held, labels, data.classes), picture)
 
     if json_:
         names = [{"name": name} for name in held.names] or [{}] * len(held.clients)

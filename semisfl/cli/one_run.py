@@ -9,21 +9,16 @@ import typer
 
 from semisfl.cli import console, progress
 from semisfl.cli.signals import StopSignals
-from semisfl.costs import about_images, needs
 from semisfl.data import holdings
-from semisfl.data.dataset import Dataset
-from semisfl.data.partition import Partition
-from semisfl.runs import grouping, run_log
+from semisfl.data.holdings import Holdings
+from semisfl.runs import grouping
 from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED
-from semisfl.runs.directory import RunDirectory
 from semisfl.runs.result import Result
-from semisfl.runs.run_data import check_simulated, load_data
 from semisfl.runs.sinks import Guarded, Sink
 from semisfl.settings.config import Config
 
 
-@run_log.collected()
 def start(
     config: Config,
     out: Path,
@@ -34,18 +29,11 @@ def start(
     title: str | None = None,
 ) -> Result:
     """Train a new run in ``out``. If it cannot start, ``out`` is not changed."""
-    RunDirectory.check_free(out)
-    check_simulated(config)
-    data, partition = load_data(config)
-    needs.check(config, about_images.loaded(data, partition), out, device)
-    with runs.begin(
-        config, out=out, data=data, partition=partition, device=device, stop=signals.flag
-    ) as run:
-        _picture(data, partition, out / "partition.png")
+    with runs.begin(config, out=out, device=device, stop=signals.flag) as run:
+        _picture(run.experiment.holdings, out / "partition.png")
         return rounds(run, signals, quiet=quiet, title=title)
 
 
-@run_log.collected()
 def resume(
     path: Path,
     signals: StopSignals,
@@ -64,7 +52,7 @@ def resume(
 
 
 def rounds(
-    run: runs.Run,
+    run: runs.PreparedRun,
     signals: StopSignals,
     *,
     quiet: bool = False,
@@ -131,12 +119,12 @@ def how_it_ended(result: Result, config: Config, resume: str) -> str | None:
     return None
 
 
-def _picture(data: Dataset, partition: Partition, path: Path) -> None:
+def _picture(held: Holdings, path: Path) -> None:
     """Draw who holds what if matplotlib is installed; a failure is only a warning."""
     if importlib.util.find_spec("matplotlib") is None:
         return
     try:
-        holdings.draw(partition, data.labels.numpy(), data.classes, path)
+        holdings.draw(held, path)
     except OSError as error:
         console.say(f"cannot write {path}: {error.strerror or error}", "warning")
 

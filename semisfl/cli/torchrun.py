@@ -6,16 +6,18 @@ from pathlib import Path
 import typer
 
 from semisfl.cli import console, signals
-from semisfl.fleet.cluster.ranks import Launch, RankLost
+from semisfl.engine.hardware import Hardware
+from semisfl.fleet.cluster.ranks import Launch, RankLost, Ranks
 from semisfl.runs.compare import Job
-from semisfl.runs.rank import OtherRank, on_ranks
+from semisfl.runs.start import serve_rank
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag, Stopped
 
 
 def lead(launch: Launch, config: Config, out: Path | None) -> tuple[Config, Path | None]:
     """Return rank 0's configuration, and the run to continue if torchrun may have started it before."""
-    config = on_ranks(config)
+    if config.fleet.kind == "local":
+        config = config.in_fleet("cluster")
     if not launch.max_restarts:
         return config, None
     if out is None:
@@ -33,9 +35,10 @@ def take_part(launch: Launch, device: str) -> None:
     try:
         # A signal ends this process until all ranks have met: that wait ignores signals.
         signals.end_at_once()
-        rank = OtherRank(launch, device, stop)
+        device = launch.device(device)
+        ranks = Ranks.join(Hardware(device).device)
         with signals.noted(stop):
-            rank.serve()
+            serve_rank(ranks, device, stop)
     except Stopped:
         raise typer.Exit from None
     except RankLost:

@@ -49,19 +49,18 @@ def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> H
     return Holdings(names, np.stack(counts), names=partition.names)
 
 
-def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
-    """Save the picture of a partition to a file."""
-    save_picture(picture(partition, labels, classes), path)
+def draw(holdings: Holdings, path: Path) -> None:
+    """Save the picture of who holds what to a file."""
+    save_picture(picture(holdings), path)
 
 
-def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Figure:
+def picture(holdings: Holdings) -> Figure:
     """Return a chart of who holds what: one column per holder, one line per class, area = images."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
-    holdings = count(partition, labels, classes)
     rows, counts = list(map(short, holdings.classes)), holdings.counts.T
     holders = holdings.counts
-    clients = partition.names or map(str, range(len(partition.clients)))
+    clients = holdings.names or map(str, range(len(holders) - 1))
     names = ["server", *map(short, clients)]
     # In inches: names need about 0.1 per letter; the grid takes the rest.
     names_width, names_height = (0.1 * max(map(len, some)) for some in (rows, names))
@@ -72,7 +71,7 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     totals, grid = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2, 0.3 * len(rows))])
 
     places = np.arange(len(holders)) + np.where(np.arange(len(holders)) > 0, 0.5, 0)
-    colours = np.array(["tab:orange"] + ["tab:blue"] * len(partition.clients))
+    colours = np.array(["tab:orange"] + ["tab:blue"] * (len(holders) - 1))
     totals.bar(places, counts.sum(axis=0), color=colours, width=0.7)
     totals.set_ylabel("images")
     totals.spines[["top", "right"]].set_visible(False)
@@ -82,14 +81,14 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     side = 72 * min(0.3, (height - 1.4) / len(rows), grid_width / len(holders))
     area = (0.95 * side) ** 2 * counts[row, column] / max(counts.max(), 1)
     grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
-    every = max(1, len(partition.clients) // 40)
+    every = max(1, (len(holders) - 1) // 40)
     ticks = [0, *range(1, len(holders), every)]
     grid.set_xticks(places[ticks], [names[place] for place in ticks], rotation=90)
     grid.set_yticks(range(len(rows)), rows)
     grid.set_xlim(-0.7, places[-1] + 0.7)
     grid.set_ylim(len(rows) - 0.4, -0.6)
     # A label of the figure: the grid is narrower than these words if class names are long.
-    by = "folder" if partition.names else "number"
+    by = "folder" if holdings.names else "number"
     figure.supxlabel(f"server's labels (orange) and clients by {by} (blue)", fontsize="medium")
     grid.grid(alpha=0.25)
     grid.set_axisbelow(True)

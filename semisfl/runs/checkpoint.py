@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import logging
+import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +16,8 @@ from torch import Tensor
 from semisfl.engine.weights import Unchanging
 from semisfl.files import open_file, write_whole
 from semisfl.fleet.packing import Place, flatten, place_of, unflatten
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 KINDS = {
@@ -145,3 +150,48 @@ def _damaged(path: Path, reason: object) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {path} is damaged ({line}); use another one, e.g. previous.safetensors"
     )
+
+
+def to_continue(path: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint to continue a run from, with its file; None if there is none yet.
+
+    ``path`` is a checkpoint, or a run's directory, whose latest checkpoint is read, or the previous one if the latest
+    cannot be used. Raises `CheckpointError` if none can be used.
+    """
+    latest, previous = path / "latest.safetensors", path / "previous.safetensors"
+    if path.suffix == ".safetensors":
+        return path, _training_state(path)
+    if not latest.exists() and not previous.exists():
+        return None
+    try:
+        return latest, _training_state(latest)
+    except CheckpointError as error:
+        if not previous.exists():
+            raise
+        state = _training_state(previous)
+        log.warning("%s", error)
+        return previous, state
+
+
+def _training_state(file: Path) -> dict[str, Any]:
+    """Return the finite state of a training in a checkpoint; raise `CheckpointError` if it has none."""
+    state = read(file)
+    if "method" not in state:
+        raise CheckpointError(
+            f"{file} holds a model, not the state of its training; continue from {file.parent}, or start a new "
+            f"run from it with model.weights={file}"
+        )
+    if not finite(state["method"]):
+        raise CheckpointError(f"checkpoint {file} holds NaN or Inf; use an older one")
+    return state
+
+
+def finite(state: Any) -> bool:
+    """Return whether a nested state holds neither NaN nor Inf."""
+    if isinstance(state, Tensor):
+        return not state.is_floating_point() or bool(torch.isfinite(state).all())
+    if isinstance(state, Mapping):
+        return all(finite(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return all(finite(value) for value in state)
+    return not isinstance(state, float) or math.isfinite(state)

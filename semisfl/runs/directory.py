@@ -188,6 +188,9 @@ class RunDirectory:
                     f"what can be changed is {', '.join(allowed)}"
                 )
         values = config.override(here.model_dump(exclude_none=True), list(settings))
+        typed = [assignment.partition("=")[0].strip() for assignment in settings]
+        for name in here.sinks if "sinks" not in typed else ():
+            lookup.check_importable(name, f"{self.path / 'config.toml'}")
         if (rule := here.robust.aggregate) != values["robust"]["aggregate"]:
             values["robust"].pop(section_of(rule), None)
         return config.parse(values)

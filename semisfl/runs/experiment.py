@@ -23,8 +23,8 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
 from semisfl.metrics import RoundMetrics
-from semisfl.models.build import build_model
-from semisfl.models.own import Own, own_copy
+from semisfl.models.build import build_model, check_same, with_layers_of
+from semisfl.models.own import Own, own_copy, stages_of
 from semisfl.runs.portable import Description, answering_weights, data_digest, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
 from semisfl.runs.run_data import check_clients, check_partition, check_simulated, divide, load_data
@@ -203,6 +203,12 @@ def assemble(
     if data is None:
         data, partition = load_data(config, partition)
     partition = partition or divide(config, data)
+    if model is not None:
+        model = stages_of(model, data.shape)
+        if resumed is None:
+            config = with_layers_of(config, model)
+        else:
+            check_same(model, config.model.name, config.model.layers)
     if config.data.validation is not None and not len(partition.validation):
         raise ConfigError(
             f"data.validation = {config.data.validation:g}, but the partition sets no image aside; "

@@ -1,15 +1,32 @@
-"""Run the rounds: train, test, save; undo and repeat a round that failed."""
+"""The loop of a run: train a round, check it, test it, record it and save; undo and repeat a round that failed.
+
+A round fails in two ways. If too few devices answer (`RoundAborted`), it is repeated once enough are back. If its
+losses or weights are not finite, it is repeated once without the device whose update stood out; if that does not
+help, or no device stands out, the run ends as diverged.
+"""
 
 import logging
+import math
+import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from semisfl.runs import run_log
-from semisfl.runs.between_rounds import Rounds
+import torch
+
+from semisfl.fleet.base import AbnormalValues, RoundAborted
+from semisfl.fleet.byte_counts import alike_clients
+from semisfl.methods.base import Method
+from semisfl.metrics import MethodMetrics, RoundMetrics
+from semisfl.runs import checkpoint, run_log
+from semisfl.runs.advice import Advice, about_batchnorm
 from semisfl.runs.callbacks import Callback, tell_checkpoints, tell_round
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
-from semisfl.runs.health import Health, Usual
+from semisfl.runs.limits import Standing, met, reason
 from semisfl.runs.result import Result
 from semisfl.runs.sinks import RunInfo, Sink
 from semisfl.settings.counts import counted
@@ -24,16 +41,16 @@ def run_rounds(
     *,
     first: int = 0,
     best: float = 0.0,
-    usual: Usual | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run the rounds from ``first`` on; ``best`` is the highest accuracy of the rounds before.
+    """Run the rounds of ``experiment`` from index ``first`` on, and return the result.
 
-    ``usual``: what was usual in them, as the checkpoint has it.
+    ``directory`` gets the metrics, the log and the checkpoints; None: nothing is written. ``best`` is the highest
+    accuracy of the rounds before ``first``, in percent. The run also ends at a limit of ``stop``, when it diverges,
+    when a callback asks for it, and (as ``stopped``) when its `StopFlag` is set.
     """
-    config, health = experiment.config, Health(experiment.method, usual)
-    rounds = Rounds(experiment, directory, health, first, best)
+    config, rounds = experiment.config, Rounds(experiment, directory, first, best)
     with ExitStack() as stack:
         if directory is not None:
             stack.enter_context(run_log.written(directory.path / "run.log"))
@@ -42,34 +59,299 @@ def run_rounds(
             sink.start(info)
             stack.callback(sink.close)
         device = experiment.hardware.device
-        if first >= config.rounds:
-            log.info("%s, %s done", config.method, counted(config.rounds, "round"))
-        else:
-            log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
-            try:
-                rounds.test_end()
-            except Stopped:
-                return rounds.result(stopped=True)
-        while rounds.next < config.rounds and rounds.limit is None:
-            try:
+        log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
+        try:
+            rounds.test_if_limit_is_met()
+            while not rounds.ended:
                 metrics = rounds.attempt()
-            except Stopped:
-                tell_checkpoints(callbacks, rounds.save_unfinished())
-                log.info("stopped before round %d was complete", rounds.next + 1)
-                return rounds.result(stopped=True)
-            if metrics is None:
-                continue
-            saved = rounds.keep(metrics)
-            try:
-                for sink in sinks:
-                    sink.write(metrics)
-                ended = tell_round(callbacks, metrics, experiment.model, saved)
-            except BaseException:
-                rounds.save_now()
-                raise
-            if ended and rounds.next < config.rounds and rounds.limit is None:
-                tell_checkpoints(callbacks, rounds.save_now())
-                log.info("stopped by a callback after round %d", rounds.next)
-                return rounds.result(stopped=True)
-        rounds.tell_end()
+                if metrics is None:
+                    continue
+                saved = rounds.keep(metrics)
+                try:
+                    for sink in sinks:
+                        sink.write(metrics)
+                    stopped = tell_round(callbacks, metrics, experiment.model, saved)
+                except BaseException:
+                    rounds.save()
+                    raise
+                if stopped and not rounds.ended:
+                    tell_checkpoints(callbacks, rounds.save())
+                    log.info("stopped by a callback after round %d", rounds.next)
+                    return rounds.result(stopped=True)
+        except Stopped:
+            tell_checkpoints(callbacks, rounds.save_unfinished())
+            log.info("stopped before round %d was complete", rounds.next + 1)
+            return rounds.result(stopped=True)
+        if (limit := rounds.limit) is not None:
+            why = reason(config.stop, limit, rounds.standing)
+            log.info("ended after round %d: %s", rounds.next, why)
+        log.info("finished: %s done", counted(rounds.next, "round"))
     return rounds.result(stopped=False)
+
+
+class Rounds:
+    """The rounds of a run so far, and the steps that lead to the next one."""
+
+    def __init__(
+        self, experiment: Experiment, directory: RunDirectory | None, first: int, best: float
+    ) -> None:
+        """Take over the rounds before ``first`` from the metrics file of ``directory``."""
+        self.next = first
+        """The index of the next round."""
+        self.diverged = False
+        """Whether the last round left losses or weights that are not finite."""
+        self._experiment, self._directory, self._best = experiment, directory, best
+        self._history = directory.keep_metrics_before(first) if directory is not None else []
+        earlier = [RoundMetrics.from_dict(line) for line in self._history]
+        self.standing = Standing.after(earlier)
+        self._advice = Advice(experiment.config, len(experiment.description.classes))
+        for metrics in earlier:  # their warnings were logged then
+            self._advice.after(metrics)
+        values = [self._measure(metrics) for metrics in earlier if not metrics.diverged]
+        self._highest = max(values, default=-1.0)
+        """The highest value of the measure that `runtime.best_by` names; -1 before the first test."""
+        self._before: dict[str, Any] = {}
+        """The state at the start of the round under way."""
+        self._sent_before: Counter[tuple[str, str, int]] = Counter()
+        self._left_out: str | None = None
+        """The device without which the round under way is repeated."""
+        self._undone: Counter[tuple[str, str, int]] = Counter()
+        """Bytes that undone attempts at this round sent."""
+        self._repeated = self._history[-1].get("bytes_repeated", 0) if self._history else 0
+        """Bytes that all undone attempts sent."""
+        self._saved_round = first
+        """The ``next`` of the latest checkpoint."""
+        self._best_state: dict[str, Any] | None = None
+        """The best model, until the next checkpoint is written."""
+
+    @property
+    def limit(self) -> str | None:
+        """Return the key of ``stop`` that is met after the rounds so far, or None."""
+        return met(self._experiment.config.stop, self.standing)
+
+    @property
+    def ended(self) -> bool:
+        """Return whether no round is left to run."""
+        done = self.next >= self._experiment.config.rounds
+        return done or self.diverged or self.limit is not None
+
+    # --- one round ---------------------------------------------------------------------------------
+
+    def attempt(self) -> RoundMetrics | None:
+        """Run a round and return its metrics; None if it was undone and must be repeated. May raise `Stopped`."""
+        experiment, fleet = self._experiment, self._experiment.fleet
+        # 1. Copy the state: an undone round returns to it, and a stopped run writes it as checkpoint.
+        started = time.perf_counter()
+        self._before = checkpoint.snapshot(self._state())
+        self._sent_before = Counter(fleet.traffic.counts)
+        copied = time.perf_counter()
+        fleet.wait_ready()  # not part of the round's time
+        # 2. Train, and check the result.
+        begun = time.perf_counter()
+        try:
+            reported = experiment.method.round(self.next)
+            fault = not_finite(experiment.method, reported)
+        except AbnormalValues as error:
+            reported, fault = MethodMetrics(), str(error)
+        except RoundAborted as aborted:
+            self._undo(f"round {self.next + 1} is repeated: {aborted}")
+            return None
+        except ValueError as error:
+            if (mistake := about_batchnorm(error, experiment.config)) is None:
+                raise
+            raise mistake from error
+        trained = time.perf_counter()
+        suspect = fleet.settle(fault is None)
+        if fault is not None and suspect is not None and self._left_out is None:
+            self._left_out = suspect
+            self._undo(f"round {self.next + 1} is repeated without {suspect}: {fault}")
+            return None
+        self.diverged = fault is not None
+        if fault is not None:
+            without = f", also without {self._left_out}" if self._left_out else ""
+            lr = experiment.config.optimizer.lr
+            log.error(
+                f"round {self.next + 1} diverged{without}: {fault}; the run ends with its last good checkpoint; lower "
+                f"optimizer.lr = {lr:g}"
+                + (f", or remove {suspect}, which stands out" if suspect else "")
+            )
+        # 3. Test.
+        metrics = RoundMetrics.of(
+            reported,
+            round=self.next,
+            held_back=fleet.held_back.take(),
+            bytes=fleet.traffic.by_kind(),
+            bytes_total=fleet.traffic.total(),
+            bytes_by_client=alike_clients(fleet.traffic.since(self._sent_before) + self._undone)
+            or None,
+            bytes_repeated=self._repeated or None,
+            seconds=copied - started + trained - begun,
+            seconds_training=trained - begun,
+            diverged=self.diverged or None,
+        )
+        at_end = self.next == experiment.config.rounds - 1 or self.diverged
+        due = (self.next + 1) % experiment.config.runtime.evaluate_every == 0
+        if at_end or due or self._limit_after(metrics):  # the cost of a round may make it the last
+            metrics = self._judged(metrics)
+        warnings = self._advice.after(metrics)
+        for text in warnings:
+            log.warning("%s", text)
+        limit = self._limit_after(metrics)
+        metrics = replace(metrics, stopped_by=limit, warnings=warnings or None)
+        return self._with_test_accuracy(metrics) if at_end or limit else metrics
+
+    def test_if_limit_is_met(self) -> None:
+        """Test a resumed run that ends at once because it meets a new limit, as the end of any run is tested."""
+        done = self.next >= self._experiment.config.rounds
+        if self.limit is None or done or "stopped_by" in self._history[-1]:
+            return
+        metrics = replace(RoundMetrics.from_dict(self._history[-1]), stopped_by=self.limit)
+        if metrics.accuracy is None:
+            metrics = self._judged(metrics)
+        metrics = self._with_test_accuracy(metrics)
+        self.next -= 1
+        if self._directory is not None:
+            self._directory.keep_metrics_before(self.next)
+        del self._history[-1]
+        self.standing = Standing.after(map(RoundMetrics.from_dict, self._history))
+        self.keep(metrics)
+        self._write(self._state())
+
+    def _judged(self, metrics: RoundMetrics) -> RoundMetrics:
+        begun = time.perf_counter()
+        scores = self._experiment.evaluate()
+        judged = next(iter(scores.values()))
+        tested = replace(
+            metrics,
+            accuracy=judged.accuracy,
+            accuracies={name: one.accuracy for name, one in scores.items()},
+            macro_f1=judged.macro_f1,
+            recall_by_class=judged.recall,
+        )
+        return tested.with_test(time.perf_counter() - begun)
+
+    def _with_test_accuracy(self, metrics: RoundMetrics) -> RoundMetrics:
+        """Add the accuracy on the test set if rounds are judged on validation images; it is read once, at the end."""
+        if self._experiment.validation is None:
+            return metrics
+        begun = time.perf_counter()
+        judged = next(iter(self._experiment.test().values()))
+        tested = replace(metrics, test_accuracy=judged.accuracy)
+        return tested.with_test(time.perf_counter() - begun)
+
+    def _limit_after(self, metrics: RoundMetrics) -> str | None:
+        return met(self._experiment.config.stop, self.standing.then(metrics))
+
+    def _measure(self, metrics: RoundMetrics) -> float:
+        value = getattr(metrics, self._experiment.config.runtime.best_by)
+        return -1.0 if value is None else float(value)
+
+    def _undo(self, why: str) -> None:
+        """Go back to the state before the round. The bytes of the attempt were sent all the same."""
+        log.warning("%s", why)
+        sent = self._experiment.fleet.traffic.since(self._sent_before)
+        self._undone += sent
+        self._repeated += sent.total()
+        self._experiment.fleet.held_back.take()  # of the attempt that does not count
+        self._experiment.undo_round(self._before)
+
+    # --- between two rounds ------------------------------------------------------------------------
+
+    def keep(self, metrics: RoundMetrics) -> list[Path]:
+        """Record a finished round and return the checkpoints written, which are of good states only."""
+        config = self._experiment.config
+        improved = not self.diverged and self._measure(metrics) > self._highest
+        if improved:
+            self._highest = self._measure(metrics)
+        if not self.diverged:
+            self._best = max(self._best, metrics.accuracy or 0.0)
+        self._history.append(metrics.as_dict())
+        self.standing = self.standing.then(metrics)
+        self._undone.clear()
+        self._left_out = None
+        self.next += 1
+        if self._directory is None:
+            return []
+        # Before the checkpoint: resuming drops a line too many, but cannot restore a missing one.
+        self._directory.record.write(metrics)
+        if improved:
+            self._best_state = checkpoint.snapshot(self._model_state())
+        if self.diverged:
+            return self._write(self._before)
+        due = self.ended or self.next % config.runtime.checkpoint_every == 0
+        return self.save() if due else []
+
+    def save(self) -> list[Path]:
+        """Write the state after the last round if the latest checkpoint has another; return the files written."""
+        if self.diverged or self._saved_round == self.next:
+            return []
+        return self._write(self._state())
+
+    def save_unfinished(self) -> list[Path]:
+        """Write the state at the start of the unfinished round; return the files written."""
+        return self._write(self._before) if self._before and not self.diverged else []
+
+    def _write(self, state: dict[str, Any]) -> list[Path]:
+        """Write ``state`` as the latest checkpoint, and the best model; return the files written."""
+        if self._directory is None:
+            return []
+        if not checkpoint.finite(state["method"]):
+            log.warning("the state holds NaN or Inf and is not written; the previous one is kept")
+            return []
+        written = []
+        if self._directory.save_latest(state):
+            self._saved_round = state["round"]
+            written.append("latest")
+        # If that fails, the best one waits for the next attempt.
+        if self._best_state is not None and self._directory.save("best", self._best_state):
+            self._best_state = None
+            written.append("best")
+        return [self._directory.path / f"{name}.safetensors" for name in written]
+
+    def _state(self) -> dict[str, Any]:
+        return {**self._experiment.state_dict(), **self._model_state()}
+
+    def _model_state(self) -> dict[str, Any]:
+        """Return the model and its description: all that is needed to use it, not to train on."""
+        tested = next((line for line in reversed(self._history) if "accuracy" in line), None)
+        model = self._experiment.model_state(tested and RoundMetrics.from_dict(tested))
+        return {"round": self.next, "best": self._best, "model": model}
+
+    def result(self, *, stopped: bool) -> Result:
+        """Return the result of the rounds so far; ``stopped``: the run was asked to end."""
+        tested = [line["accuracy"] for line in self._history if "accuracy" in line]
+        return Result(
+            accuracy=tested[-1] if tested else math.nan,
+            best=self._best,
+            test_accuracy=self._history[-1].get("test_accuracy") if self._history else None,
+            model=self._experiment.model,
+            rounds=self._history,
+            stopped=stopped,
+            stopped_by=None if stopped else self.limit,
+            directory=self._directory.path if self._directory else None,
+            diverged=self.diverged,
+        )
+
+
+def not_finite(method: Method, metrics: MethodMetrics) -> str | None:
+    """Return which loss or weights of a round hold NaN or Inf; None if all are finite."""
+    if not isinstance(metrics, MethodMetrics):
+        raise ValueError(
+            f"round() of {type(method).__name__} returned a {type(metrics).__name__}; it must return a "
+            "semisfl.metrics.MethodMetrics"
+        )
+    for name, value in vars(metrics).items():
+        if name.startswith("loss_") and value is not None and not math.isfinite(value):
+            return f"{name} is {value:g}"
+    norms = {
+        f"{name} {part}": torch.nn.utils.get_total_norm(weights)
+        for name, model in method.tested().items()
+        for part, module in model.named_children()
+        if (weights := [parameter.detach() for parameter in module.parameters()])
+    }
+    # Read together, so that the device is waited for only once.
+    values = torch.stack([*norms.values()]).tolist() if norms else []
+    for name, norm in zip(norms, values, strict=True):
+        if not math.isfinite(norm):
+            return f"the weights of the {name} have the norm {norm:g}"
+    return None

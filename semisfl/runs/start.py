@@ -1,76 +1,59 @@
-"""Start or continue a run. The library, every command and the server of a network run use this module.
+"""Start or continue a run. The library, every command, every worker and the server of a network run use this module.
 
-Errors are raised before the run's directory is created where possible. If anything fails before the first
-round, the directory is restored.
+`begin` and `go_on` prepare a run and give it to a ``with`` block; its rounds begin with `PreparedRun.go`. `train` and
+`resume` do both. Errors are raised before the run's directory is created where possible. If anything fails before
+the first round, the directory is restored.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
+
+import torch
 
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.fleet.cluster.ranks import launch
-from semisfl.fleet.setup import NetworkOptions
-from semisfl.models.build import check_same, with_layers_of
-from semisfl.models.own import Own, is_sequential, stages_of
-from semisfl.runs import checkpoint, health, run_log
-from semisfl.runs.arguments import check_arguments, check_config, usual_modes
+from semisfl.engine.hardware import Hardware
+from semisfl.fleet.cluster.rank_worker import RankWorker
+from semisfl.fleet.cluster.ranks import Ranks
+from semisfl.fleet.setup import FleetSetup, NetworkOptions
+from semisfl.models.own import Own
+from semisfl.runs import checkpoint, run_log
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.experiment import Experiment, assemble, fleet_setup
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.portable import check_images
-from semisfl.runs.rank import in_one_process, on_ranks
 from semisfl.runs.result import Result
 from semisfl.runs.run_data import as_passed, load_data
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.counts import counted
-from semisfl.settings.lookup import check_importable, sink
+from semisfl.settings.lookup import sink
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
 
-
-class Arguments(TypedDict, total=False):
-    """The arguments of a run besides its configuration; ``data``, ``partition`` and ``model`` replace what it names."""
-
-    data: Dataset | None
-    partition: Partition | None
-    model: Own | None
-    device: str
-    stop: StopFlag | None
-    network: NetworkOptions | None
-    """Set if clients connect from other machines; ``data`` is then the server's own."""
+_THREADS: list[int] = []
+"""torch's number of threads in each run of this program that is under way."""
 
 
-class Run:
-    """A run that is ready. `begin` and `go_on` connect its clients and tell them how it ended."""
+class PreparedRun:
+    """A run whose data, model and clients are ready."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        directory: RunDirectory | None,
-        named: Sequence[Sink],
-    ) -> None:
-        """Take ``named``: the sinks that the configuration names."""
+    def __init__(self, experiment: Experiment, first: int = 0, best: float = 0.0) -> None:
+        """``first`` is the index of the first round to run, ``best`` the highest accuracy of those before it."""
         self.experiment = experiment
-        self.directory = directory
-        self.first = 0
-        """The first round to run."""
-        self.started = self.finished = False
-        self._best = 0.0
-        self._usual: health.Usual | None = None
-        self._named = named
-
-    def continue_from(self, state: Mapping[str, Any]) -> None:
-        """Take over the ``state`` of a checkpoint."""
-        self.experiment.load_state_dict(state)
-        self.first, self._best = state["round"], state["best"]
-        self._usual = state.get("health")  # older checkpoints have none
+        self.directory: RunDirectory | None = None
+        """The run's files; None: nothing is written."""
+        self.started = False
+        self.finished = False
+        """Whether the rounds ended by themselves, so that clients need not come back."""
+        self._first, self._best = first, best
+        # A wrong name is an error here, before the first round.
+        self._named = [Guarded(sink(name)) for name in experiment.config.sinks]
 
     def go(self, sinks: Sequence[Sink] = (), callbacks: Sequence[Callback] = ()) -> Result:
         """Run the remaining rounds. The sinks that the configuration names get the metrics too."""
@@ -78,47 +61,51 @@ class Run:
         result = run_rounds(
             self.experiment,
             self.directory,
-            first=self.first,
+            first=self._first,
             best=self._best,
-            usual=self._usual,
             sinks=[*sinks, *self._named],
             callbacks=callbacks,
         )
-        self.finished = not result.stopped
+        self.finished = not (result.stopped or result.diverged)
         return result
+
+    def leave(self) -> None:
+        """Tell the clients how the run ended, then give up its directory, or restore it if no round began."""
+        self.experiment.fleet.close(self.finished)
+        if self.directory is not None:
+            if not self.started:
+                self.directory.undo()
+            self.directory.unlock()
 
 
 @contextmanager
 def begin(
-    config: Config, *, out: Path | str | None = None, **arguments: Unpack[Arguments]
-) -> Iterator[Run]:
-    """Prepare a new run; with ``out``, create its directory there."""
+    config: Config,
+    *,
+    out: Path | str | None = None,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    network: NetworkOptions | None = None,
+    **arguments: Any,
+) -> Iterator[PreparedRun]:
+    """Prepare a new run; with ``out``, create its directory there. The arguments are those of `train`."""
     place = Path(out) if out is not None else None
     if place is not None:
         RunDirectory.check_free(place)
-    config = _where_clients_live(config, arguments)
-    arguments = _with_stages(config, arguments)
-    config = with_layers_of(config, arguments.get("model"))
-    sinks = _named_sinks(config)
-    experiment = assemble(config, **arguments)
+    config = _where_clients_live(as_passed(config, data, partition), network)
     with ExitStack() as stack:
-        run = Run(experiment, None, sinks)
-        # After the clients have left: until then the fleet may write to the directory.
-        stack.callback(_leave, run)
-        stack.callback(lambda: experiment.fleet.close(run.finished))
+        stack.enter_context(usual_modes())
+        stack.enter_context(run_log.collected())
+        experiment = assemble(config, data, partition, network=network, **arguments)
+        run = PreparedRun(experiment)
+        stack.callback(run.leave)
         if place is not None:
+            device = str(experiment.hardware.device)
             run.directory = RunDirectory.create(
-                place, config, experiment.holdings, str(experiment.hardware.device)
+                place, experiment.config, experiment.holdings, device
             )
         experiment.fleet.open(place)
         yield run
-
-
-def _leave(run: Run) -> None:
-    if run.directory is not None:
-        if not run.started:
-            run.directory.undo()
-        run.directory.unlock()
 
 
 @contextmanager
@@ -127,104 +114,105 @@ def go_on(
     *,
     settings: Sequence[str] = (),
     cluster: bool = False,
-    **arguments: Unpack[Arguments],
-) -> Iterator[Run]:
+    device: str = "auto",
+    network: NetworkOptions | None = None,
+    **arguments: Any,
+) -> Iterator[PreparedRun]:
     """Prepare the run in a directory from its latest good checkpoint; ``path`` may also name a checkpoint.
 
     ``settings`` are ``key=value`` assignments as for ``--set``, for limits (``stop.*``) and sinks, and for the
-    size and the waits of a fleet of devices (``clients.total``, ``clients.active``, ``network.*``).
-    ``cluster``: use all ranks of torchrun, wherever the run was before. Without torchrun, the run continues in this process.
+    size and the waits of a fleet of devices (``clients.total``, ``clients.active``, ``network.*``). ``cluster``: use
+    all ranks of torchrun, wherever the run was before; otherwise simulated clients are in this process. The other
+    arguments are those of `train`.
     """
-    place = Path(path)
-    named = place.suffix == ".safetensors"
-    directory = RunDirectory.open(place)
-    if not any(assignment.partition("=")[0].strip() == "sinks" for assignment in settings):
-        for name in directory.config().sinks:
-            check_importable(name, f"{directory.path / 'config.toml'}")
+    directory = RunDirectory.open(Path(path))
     config = directory.changed(settings)
-    if arguments.get("network") is not None and config.fleet.kind != "network":
+    if network is not None and config.fleet.kind != "network":
         raise ConfigError(
             f"{directory.path} is a simulated run, with other images and clients; start one with devices from its "
             f"model: model.weights={directory.path / 'best.safetensors'}"
         )
-    config = _where_clients_live(config, arguments)
-    if cluster:
-        config = on_ranks(config)
-    elif launch() is None:
-        config = in_one_process(config)
-    arguments = _with_stages(config, arguments)
-    check_same(arguments.get("model"), config.model.name, config.model.layers)
+    config = _where_clients_live(config, network)
+    if config.fleet.kind != "network":
+        config = config.in_fleet("cluster" if cluster else "local")
     with ExitStack() as stack:
+        stack.enter_context(usual_modes())
+        stack.enter_context(run_log.collected())
         directory.lock()
         stack.callback(directory.unlock)
-        source = (place, _training_state(place)) if named else health.last_good(place)
-        if source is not None:
-            state = source[1]
-            log.warning("going on from %s: %s done", source[0], counted(state["round"], "round"))
-            if source[0].name == "latest.safetensors":
-                directory.trust_latest(state["round"])
-            elif named:
-                with suppress(checkpoint.CheckpointError):
-                    directory.trust_latest(directory.load()["round"])
-        else:
+        file, state = checkpoint.to_continue(Path(path)) or (None, None)
+        directory.warn_of_changes(device)
+        experiment = assemble(config, device=device, network=network, resumed=state, **arguments)
+        if state is None:
             # Killed before its first checkpoint. Every draw follows from the seed, so starting again gives the same
             # run, but for the first weights of a module that a program passed: they are on no disk.
-            anew = "%s has no checkpoint yet: beginning anew"
-            if config.model.layers is not None and arguments.get("model") is None:
-                anew += "; if a program passed its network, pass it again, for its first weights"
-            log.warning(anew, directory.path)
-            state = None
-        directory.warn_of_changes(arguments.get("device", "auto"))
-        sinks = _named_sinks(config)
-        experiment = assemble(config, resumed=state, **arguments)
-        run = Run(experiment, directory, sinks)
-        stack.callback(lambda: experiment.fleet.close(run.finished))
+            log.warning("%s has no checkpoint yet: beginning anew", directory.path)
+            run = PreparedRun(experiment)
+        else:
+            log.warning("going on from %s: %s done", file, counted(state["round"], "round"))
+            run = PreparedRun(experiment, state["round"], state["best"])
+        run.directory = directory
+        stack.callback(run.leave)
         if state is not None:
             before = state["model"]["description"]
             may_grow = config.fleet.kind == "network"
             check_images(before, experiment.description.as_dict(), may_grow=may_grow)
-            run.continue_from(state)
+            experiment.load_state_dict(state)
+            if file == directory.path / "latest.safetensors":
+                directory.trust_latest(state["round"])
         if settings:
             directory.keep_config(config)
-        state = source = None  # as large as all models of the run
+        state = None  # as large as all models of the run
         # Only now, so that a client that connects gets its former place.
         experiment.fleet.open(directory.path)
         yield run
 
 
-def _training_state(file: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint; refuse a file that holds the model alone."""
-    state = checkpoint.read(file)
-    if "method" not in state:
-        raise checkpoint.CheckpointError(
-            f"{file} holds a model, not the state of its training; continue from {file.parent}, or start a new "
-            f"run from it with model.weights={file}"
-        )
-    return state
-
-
-def _with_stages(config: Config, arguments: Arguments) -> Arguments:
-    """Return the arguments with the user's model as a sequence of stages; this may load the images."""
-    arguments, model = arguments.copy(), arguments.get("model")
-    if model is None or is_sequential(model):
-        return arguments
-    if (data := arguments.get("data")) is None:
-        data, arguments["partition"] = load_data(config, arguments.get("partition"))
-        arguments["data"] = data
-    arguments["model"] = stages_of(model, data.shape)
-    return arguments
-
-
-def _where_clients_live(config: Config, arguments: Arguments) -> Config:
-    if arguments.get("network") is None:
+def _where_clients_live(config: Config, network: NetworkOptions | None) -> Config:
+    if network is None:
         return config
     # A round over a network is expensive: a restarted server repeats only the unfinished one.
     runtime = config.runtime.model_copy(update={"checkpoint_every": 1})
     return config.in_fleet("network").model_copy(update={"runtime": runtime})
 
 
-@usual_modes()
-@run_log.collected()
+@contextmanager
+def usual_modes() -> Iterator[None]:
+    """Train in torch's usual modes, whatever the caller has set: float32, with gradients, on the CPU, all threads."""
+    # A run sets one thread while its clients have a core each, and torch gives that number to every Python thread
+    # that begins meanwhile.
+    if torch.get_num_threads() == 1 and _THREADS:
+        torch.set_num_threads(max(_THREADS))
+    threads, kind = torch.get_num_threads(), torch.get_default_dtype()
+    elsewhere = torch.get_default_device().type != "cpu"
+    _THREADS.append(threads)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.device("cpu") if elsewhere else nullcontext(),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(kind)
+        _THREADS.remove(threads)
+
+
+def serve_rank(ranks: Ranks, device: str, stop: StopFlag) -> None:
+    """Serve rank 0 of a run that torchrun started, as another rank, until it ends the run.
+
+    Raises `RankLost` if rank 0 is gone, and `Stopped` once ``stop`` is set.
+    """
+
+    def prepare(config: Config) -> FleetSetup:
+        data, partition = load_data(config)
+        return fleet_setup(config, data, partition, Hardware(device, config.runtime), stop=stop)
+
+    RankWorker(ranks, prepare).serve()
+    ranks.leave()
+
+
 def train(
     config: Config,
     *,
@@ -249,17 +237,19 @@ def train(
     them as a dictionary. ``network`` is set if clients connect from other machines. Another thread sets ``stop`` to
     end the run.
     """
-    check_config(config)
-    check_arguments(data, partition, device, callbacks, sinks, observe, stop)
-    arguments = Arguments(
-        data=data, partition=partition, model=model, device=device, network=network, stop=stop
-    )
-    with begin(as_passed(config, data, partition), out=out, **arguments) as run:
+    with begin(
+        config,
+        out=out,
+        data=data,
+        partition=partition,
+        model=model,
+        device=device,
+        network=network,
+        stop=stop,
+    ) as run:
         return run.go(_watchers(observe, sinks), callbacks)
 
 
-@usual_modes()
-@run_log.collected()
 def resume(
     path: Path | str,
     *,
@@ -279,16 +269,17 @@ def resume(
     A run that met a limit continues with another: ``settings=["stop.target=none"]``. The other parameters are
     those of `train`.
     """
-    check_arguments(data, partition, device, callbacks, sinks, observe, stop)
-    arguments = Arguments(
-        data=data, partition=partition, model=model, device=device, network=network, stop=stop
-    )
-    with go_on(path, settings=settings, **arguments) as run:
+    with go_on(
+        path,
+        settings=settings,
+        data=data,
+        partition=partition,
+        model=model,
+        device=device,
+        network=network,
+        stop=stop,
+    ) as run:
         return run.go(_watchers(observe, sinks), callbacks)
-
-
-def _named_sinks(config: Config) -> list[Sink]:
-    return [Guarded(sink(name)) for name in config.sinks]
 
 
 def _watchers(observe: Observer | None, sinks: Sequence[Sink]) -> list[Sink]:

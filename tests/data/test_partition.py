@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from semisfl.data.dataset import Dataset
-from semisfl.data.holdings import draw, picture
+from semisfl.data.holdings import count, draw, picture
 from semisfl.data.partition import Partition, by_folder, split
 from tests.pictures import cut_off
 
@@ -218,8 +218,8 @@ def test_draw_writes_a_picture(tmp_path):
     labels = np.concatenate([CIFAR, np.full(100, -1)])
     names = ["$ or {$", *(f"class {number}" for number in range(1, 10))]  # no formula
     few, many = tmp_path / "few.png", tmp_path / "many.png"
-    draw(cut(labels, clients=10, kind="dirichlet", alpha=0.1), labels, names, few)
-    draw(cut(labels, clients=100), labels, names, many)
+    draw(count(cut(labels, clients=10, kind="dirichlet", alpha=0.1), labels, names), few)
+    draw(count(cut(labels, clients=100), labels, names), many)
     with Image.open(few) as one, Image.open(many) as other:
         assert one.width < other.width
         assert len(one.convert("RGB").getcolors(2**20) or []) > 20  # something is drawn
@@ -233,7 +233,7 @@ def test_draw_writes_a_picture(tmp_path):
 def test_the_picture_shows_all_its_text(clients, word):
     labels = np.concatenate([CIFAR, np.full(100, -1)])
     names = [f"class {number}{word}" for number in range(10)]
-    figure = picture(cut(labels, clients=clients), labels, names)
+    figure = picture(count(cut(labels, clients=clients), labels, names))
     assert cut_off(figure) == 0
     texts = {text.get_text() for text in figure.findobj(Text)}
     assert {"images", "server", "unknown"} <= texts
@@ -245,13 +245,13 @@ def test_clients_of_folders_have_their_names_in_the_picture():
     held = by_folder(folders(clients), labeled=30, seed=3)
     assert held.names == ("camera-1", "camera-2")
     labels = folders(clients).labels.numpy()
-    grid = picture(held, labels, ["a", "b", "c"]).axes[1]
+    grid = picture(count(held, labels, ["a", "b", "c"])).axes[1]
     assert [tick.get_text() for tick in grid.get_xticklabels()] == [
         "server",
         "camera-1",
         "camera-2",
     ]
-    numbered = picture(cut(CIFAR, clients=2), CIFAR, [str(number) for number in range(10)])
+    numbered = picture(count(cut(CIFAR, clients=2), CIFAR, [str(n) for n in range(10)]))
     assert [tick.get_text() for tick in numbered.axes[1].get_xticklabels()] == ["server", "0", "1"]
 
 
@@ -259,7 +259,7 @@ def test_long_names_of_clients_take_no_room_from_the_picture() -> None:
     heights = []
     for name in ("a", "the camera on the northern street"):
         held = by_folder(folders({f"{name} {n}": np.array([60 + n]) for n in range(2)}), 30, 3)
-        figure = picture(held, folders(None).labels.numpy(), ["a", "b", "c"])
+        figure = picture(count(held, folders(None).labels.numpy(), ["a", "b", "c"]))
         assert cut_off(figure) == 0  # this draws it
         heights.append(figure.axes[1].get_window_extent().height)
     assert heights[1] > 0.9 * heights[0]

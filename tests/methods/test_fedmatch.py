@@ -23,7 +23,7 @@ from semisfl.methods.fedmatch.method import (
     voted,
 )
 from semisfl.methods.fedmatch.settings import FedMatchSettings
-from semisfl.runs import checkpoint, health
+from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
 from semisfl.settings import presets
 from tests import toy
@@ -239,7 +239,7 @@ def test_a_model_that_answers_nan_becomes_no_helper() -> None:
     results = [ClientResult(client, {"psi": state}, {}) for client, state in states.items()]
     method._aggregate(0, results)
     assert sorted(method.helpers.state_dict()["embeddings"]) == ["0", "1"]
-    assert health.finite(method.helpers.state_dict())
+    assert checkpoint.finite(method.helpers.state_dict())
 
 
 def test_regularisers_act_without_a_confident_image() -> None:

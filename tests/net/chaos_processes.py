@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from typing import Any
 
 from semisfl.data import sources
 from semisfl.fleet.base import SplitRound
@@ -104,7 +105,7 @@ def serve(place: Path, port: int, disk_full: bool, pipe: Pipe) -> None:
     experiment.FLEETS["network"], RecordingFleet.calm = RecordingFleet, calm(place)
     stop = StopFlag()
     signal.signal(signal.SIGTERM, lambda *_: stop.request())
-    arguments: start.Arguments = {
+    arguments: dict[str, Any] = {
         "data": sources.load(str(place / "labeled")),
         "device": "cpu",
         "stop": stop,

@@ -12,7 +12,7 @@ import torch
 
 from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.server import waiting
-from semisfl.runs import between_rounds
+from semisfl.runs import loop
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -90,7 +90,7 @@ def test_the_wait_is_not_in_the_seconds_of_a_round(monkeypatch: pytest.MonkeyPat
         clock.now += 1
         return float(clock.now)
 
-    monkeypatch.setattr(between_rounds, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=perf_counter))
     config = tiny(2, rounds=2, stop={"hours": 1.0})
     experiment = assemble(config, *toy_data(2), device="cpu")
 

@@ -9,7 +9,7 @@ import pytest
 
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import start
-from semisfl.runs.advice import Advice, against_divergence
+from semisfl.runs.advice import Advice
 from semisfl.runs.experiment import assemble
 from semisfl.runs.grouping import read_run
 from semisfl.runs.loop import run_rounds
@@ -59,25 +59,10 @@ def test_one_answer_for_every_image_of_uneven_classes() -> None:
     ((index, (text,)),) = warned(config, [most] * 15).items()
     assert index == 9
     assert "the accuracy of 90.0 % is that of one answer for every image" in text
-    assert (
-        "raise data.labeled, of the rarer classes too, set server.labeled_view=weak, comp" in text
-    )
-    alone = parse({"rounds": 30, "method": "supervised", "server": {"labeled_view": "weak"}})
-    ((_, (text,)),) = warned(alone, [most] * 15).items()
-    assert "of the rarer classes too, or lower" in text
+    assert "raise data.labeled, of the rarer classes too" in text
     two = {"accuracy": 90.0, "recall_by_class": [99.0, 1.0, None]}
     assert not warned(config, [two, *[most] * 15])
     assert not warned(config, [{"accuracy": 90.0, "recall_by_class": [90.0, None, None]}] * 15)
-
-
-def test_losses_that_rise() -> None:
-    fall = [{"loss_supervised": 3.0 - 0.1 * index} for index in range(20)]
-    rise = [{"loss_supervised": 1.0 + 0.4 * index} for index in range(8)]
-    ((at, (text,)),) = warned(parse({}), fall + rise).items()
-    assert at > 20 and "the supervised loss rises" in text and "lower optimizer.lr = 0.02" in text
-    assert not warned(parse({}), fall + [{"loss_supervised": 1.6}] * 8)
-    small = [{"loss_supervised": value} for value in [0.01] * 8 + [0.2] * 8]
-    assert not warned(parse({}), small), "a multiple of almost nothing"
 
 
 def test_clients_that_bring_nothing_over_labels_alone() -> None:
@@ -87,25 +72,6 @@ def test_clients_that_bring_nothing_over_labels_alone() -> None:
     assert at == 9 and "60.0 % with them, 60.0 % with labels alone" in text
     assert "lower clients.steps = 7" in text
     assert not warned(config, [*alone, *[{"accuracy": 60.5}] * 12])
-
-
-def test_clients_that_bring_nothing_after_the_first_rounds() -> None:
-    """Without rounds of labels alone, the run's own first rounds are what there is to compare with."""
-    config = parse({"rounds": 60, "semisfl": {"confidence_threshold": 0.8}})
-
-    def at(*accuracies: float) -> list[dict[str, Any]]:
-        return [{"accuracy": accuracy, "mask_rate": 0.5} for accuracy in accuracies]
-
-    ((index, (text,)),) = warned(config, at(*[50.0, 61.0] * 5, *[60.5] * 40)).items()
-    assert index == 29, "half of the rounds"
-    assert "61.0 % then, 60.5 % since" in text and "compare with method=supervised" in text
-    assert "raise semisfl.confidence_threshold = 0.8" in text
-    by_classes = parse({"rounds": 60, "semisfl": {"confidence_threshold": "by_classes"}})
-    ((_, (text,)),) = warned(by_classes, at(*[50.0, 61.0] * 5, *[60.5] * 40)).items()
-    assert "raise semisfl.confidence_threshold = 0.6 " in text
-    assert not warned(config, at(*[61.0] * 10, *[60.5] * 10, *[61.5] * 30))
-    assert not warned(config, at(*[99.5] * 50)), "nothing to gain"
-    assert not warned(config, [{"accuracy": 60.0}] * 60), "a method without clients"
 
 
 def arguments() -> dict[str, Any]:
@@ -144,16 +110,6 @@ def test_a_run_that_diverges_is_not_a_success(
     assert read_run(tmp_path / "run").diverged
     assert result.diverged and "lower optimizer.lr = 1e+30" in caplog.text
     assert not all(math.isfinite(one.detach().abs().max()) for one in result.model.parameters())
-
-
-def test_a_run_that_diverges_by_its_temperature_is_told_so_and_nothing_else(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    settings = toy.values("semisfl", "rounds=11", "semisfl.temperature=1e-4")
-    result = start.train(settings, **arguments())
-    assert result.diverged and not result.warnings
-    assert "raise semisfl.temperature = 0.0001, or lower optimizer.lr" in caplog.text
-    assert against_divergence(toy.values("semisfl")) == "lower optimizer.lr = 0.02"
 
 
 def test_batchnorm_over_one_value_names_the_settings() -> None:

@@ -129,9 +129,10 @@ def test_an_exception_in_observe_leaves_a_checkpoint_too(tmp_path: Path) -> None
 def test_a_round_that_went_wrong_is_not_saved_by_a_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semisfl.runs.health.Health.fault", lambda self, metrics: "NaN")
+    monkeypatch.setattr("semisfl.runs.loop.not_finite", lambda method, metrics: "NaN")
     result = train(settings(), out=tmp_path / "run", callbacks=[Notes("on_round")], **own())
-    assert result.stopped and not (tmp_path / "run" / "latest.safetensors").exists()
+    assert result.diverged and len(result.rounds) == 1
+    assert not (tmp_path / "run" / "latest.safetensors").exists()
 
 
 def test_the_evaluated_model_is_the_one_that_is_returned() -> None:

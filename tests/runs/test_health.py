@@ -2,6 +2,8 @@
 
 import logging
 import math
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from semisfl.metrics import MethodMetrics
 from semisfl.runs import checkpoint, start
 from semisfl.runs.experiment import Experiment, assemble
-from semisfl.runs.health import Health
+from semisfl.runs.loop import not_finite, run_rounds
+from semisfl.runs.reading import read_rounds
 from tests.net.harness import tiny, toy_data
 
 
@@ -25,24 +28,45 @@ def scale_weights(model: torch.nn.Module, factor: float) -> None:
             parameter.mul_(factor)
 
 
-@pytest.mark.parametrize("factor", [11.0, math.nan, math.inf])
-def test_weights_that_jump_are_a_fault(factor: float) -> None:
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_a_fault(factor: float) -> None:
     method = experiment().method
-    health = Health(method)
-    assert health.fault(MethodMetrics(loss_supervised=2.0)) is None
+    assert not_finite(method, MethodMetrics(loss_supervised=2.0)) is None
     scale_weights(method.tested()["student"], factor)
-    assert "student bottom" in (health.fault(MethodMetrics(loss_supervised=2.0)) or "")
+    assert "student bottom" in (not_finite(method, MethodMetrics(loss_supervised=2.0)) or "")
 
 
-def test_losses_that_jump_are_a_fault() -> None:
-    health = Health(experiment().method)
-    assert "nan" in (health.fault(MethodMetrics(loss_semi=math.nan)) or "")
-    assert health.fault(MethodMetrics(loss_semi=500.0)) is None, "with nothing to compare it with"
-    assert health.fault(MethodMetrics(loss_semi=0.5)) is None
-    assert health.fault(MethodMetrics(loss_semi=99.0)) is None
-    assert "loss_semi is 1001" in (health.fault(MethodMetrics(loss_semi=1001.0)) or "")
-    assert health.fault(MethodMetrics(loss_semi=math.inf)) == "loss_semi is inf"
-    assert health.fault(MethodMetrics(loss_semi=math.nan)) == "loss_semi is nan"
+def test_losses_that_are_not_finite_are_a_fault() -> None:
+    method = experiment().method
+    assert not_finite(method, MethodMetrics(loss_semi=math.nan)) == "loss_semi is nan"
+    assert not_finite(method, MethodMetrics(loss_semi=math.inf)) == "loss_semi is inf"
+
+
+def test_a_bad_round_is_repeated_once_without_the_device_that_stands_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If it is bad without that device too, the run ends; the bytes of both attempts are counted."""
+    for bad, rounds in ((1, 2), (2, 1)):
+        data, partition = toy_data(2)
+        built = assemble(tiny(2, rounds=2), data, partition, device="cpu")
+        original, calls, ended = built.method.round, count(), list[bool]()
+
+        def damaged(index: int) -> MethodMetrics:
+            metrics = original(index)  # noqa: B023
+            return replace(metrics, loss_semi=math.nan) if next(calls) < bad else metrics  # noqa: B023
+
+        def settle(good: bool) -> str | None:
+            ended.append(good)  # noqa: B023
+            return None if good else "camera-1"
+
+        built.method.round = damaged  # type: ignore[method-assign]
+        built.fleet.settle = settle  # type: ignore[method-assign]
+        result = run_rounds(built)
+        assert len(result.rounds) == rounds and result.diverged == (bad == 2)
+        assert ended == ([False, True, True] if bad == 1 else [False, False])
+        assert "round 1 is repeated without camera-1: loss_semi is nan" in caplog.text
+        assert result.rounds[0]["bytes_repeated"] == result.rounds[0]["bytes_total"] > 0
+    assert "round 1 diverged, also without camera-1" in caplog.text
 
 
 def run_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds: int) -> Path:
@@ -70,6 +94,7 @@ def test_a_bad_round_writes_no_checkpoint_and_a_resumed_run_says_where_it_goes_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = run_damaged(tmp_path, monkeypatch, bad=3, rounds=5)
+    assert [row["round"] for row in read_rounds(path, dict)] == [0, 1, 2, 3], "it ended there"
     assert checkpoint.read(path / "latest.safetensors")["round"] == 3
     assert checkpoint.read(path / "previous.safetensors")["round"] == 2
     data, partition = toy_data(2)

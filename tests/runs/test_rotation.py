@@ -4,13 +4,17 @@ import errno
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.saving import Checkpoints
+from semisfl.runs.experiment import Experiment
+from semisfl.runs.start import train
 from semisfl.settings import presets
+from tests import toy
 from tests.disk import largest_file
 
 
@@ -55,27 +59,36 @@ def test_a_damaged_latest_does_not_take_the_place_of_the_one_before(tmp_path: Pa
 
 
 def test_a_best_model_that_the_disk_refused_is_written_with_the_next_checkpoint(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
-    checkpoints = Checkpoints(directory, 0)
-    checkpoints.keep_best(state(1, 1000))
-    with largest_file(600):
-        assert [path.stem for path in checkpoints.write({**state(1), "method": {}})] == ["latest"]
-    assert [path.stem for path in checkpoints.write({**state(2), "method": {}})] == [
-        "latest",
-        "best",
-    ]
-    assert directory.load("best")["round"] == 1
-    assert [path.stem for path in checkpoints.write({**state(3), "method": {}})] == ["latest"]
+    save, refused = RunDirectory.save, iter([True])
+
+    def save_but_first_best(self: RunDirectory, name: str, state: dict[str, object]) -> bool:
+        return not (name == "best" and next(refused, False)) and save(self, name, state)
+
+    monkeypatch.setattr(RunDirectory, "save", save_but_first_best)
+    written: list[list[str]] = []
+
+    class Notes(Callback):
+        def on_checkpoint(self, path: Path) -> None:
+            written.append([path.stem])
+
+    settings = toy.values("supervised", "rounds=3", "runtime.checkpoint_every=1")
+    train(settings, out=tmp_path / "run", callbacks=[Notes()], **toy.own())
+    assert written[:3] == [["latest"], ["latest"], ["best"]]
 
 
-def test_a_state_with_nan_is_not_written(tmp_path: Path) -> None:
-    directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
-    checkpoints = Checkpoints(directory, 0)
-    checkpoints.write({**state(1), "method": {"keys": torch.ones(2)}})
-    assert not checkpoints.write({**state(2), "method": {"keys": torch.tensor([1.0, torch.nan])}})
-    assert directory.load()["round"] == checkpoints.round == 1
+def test_a_state_with_nan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NaN outside of weights and losses, as in a queue of keys, does not end the run."""
+    state_dict = Experiment.state_dict
+
+    def with_nan(self: Experiment) -> dict[str, Any]:
+        state = state_dict(self)
+        return {**state, "method": {**state["method"], "keys": torch.tensor([torch.nan])}}
+
+    monkeypatch.setattr(Experiment, "state_dict", with_nan)
+    result = train(toy.values("supervised", "rounds=2"), out=tmp_path / "run", **toy.own())
+    assert len(result.rounds) == 2 and not (tmp_path / "run" / "latest.safetensors").exists()
 
 
 def test_a_disk_that_becomes_read_only_ends_no_run(

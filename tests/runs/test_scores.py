@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from semisfl.metrics import MethodMetrics, RoundMetrics
-from semisfl.runs.callbacks import Callback
+from semisfl.metrics import MethodMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.scores import Scores
@@ -79,11 +78,11 @@ def test_the_best_round_is_chosen_by_the_measure(
 def test_a_bad_round_is_not_the_best(
     measure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Round 1 has the highest accuracy and macro-F1, and a loss that is NaN; after round 2 the run is resumed."""
+    """Round 1 has the highest accuracy and macro-F1, and a loss that is NaN; the run ends, and is resumed."""
     confusions = [[[3, 2], [2, 3]], [[5, 0], [0, 5]], [[4, 1], [1, 4]], [[4, 1], [0, 5]]]
     scores = iter([Scores(np.array(one), 10) for one in confusions])
     monkeypatch.setattr(Experiment, "_scores", lambda *_: {"student": next(scores)})
-    settings = toy.values("supervised", "rounds=4", f"runtime.best_by={measure}")
+    settings = toy.values("supervised", "rounds=3", f"runtime.best_by={measure}")
     own: dict[str, Any] = {"data": toy.dataset(), "model": toy.network(), "device": "cpu"}
     with begin(settings, out=tmp_path / "run", **own) as run:
         original = run.experiment.method.round
@@ -93,17 +92,12 @@ def test_a_bad_round_is_not_the_best(
             return replace(reported, loss_supervised=math.nan) if index == 1 else reported
 
         monkeypatch.setattr(run.experiment.method, "round", bad_once)
-        result = run.go(callbacks=[EndsAfterThree()])
-    assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 3
-    assert result.best == 80.0
+        result = run.go()
+    assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 1
+    assert result.diverged and result.best == 50.0
     result = resume(tmp_path / "run", **own)
-    assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 4
+    assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 3
     assert result.best == 90.0
-
-
-class EndsAfterThree(Callback):
-    def on_round(self, metrics: RoundMetrics) -> bool:
-        return metrics.round == 2
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "macro_f1"])
