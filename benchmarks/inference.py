@@ -3,8 +3,7 @@
     python -m benchmarks.inference [--models cnn,cnn@96,alexnet] [--images 30]
 
 The server has a process of its own and the device is in this one, with a thread each, mutual TLS and one
-image at a time. Two ways without a cut are measured too: the whole model on the device, which sends nothing,
-and a server that gets the image itself. The connections are loopback, and a proxy that passes 4 Mbit/s each
+image at a time. The whole model on the device, which sends nothing, is measured too. The connections are loopback, and a proxy that passes 4 Mbit/s each
 way and adds no delay of its own. Bytes are counted at the proxy, so they include TLS and HTTP/2. The model
 is not trained: time and bytes do not depend on its weights.
 """
@@ -107,9 +106,7 @@ def serve(file: Path, authority: Path) -> None:
     torch.set_num_threads(1)
     model = load(file)
     servers = {
-        cut: ModelServer(
-            model.recut(cut), NetworkOptions("127.0.0.1:0", authority), accept_images=True
-        )
+        cut: ModelServer(model.recut(cut), NetworkOptions("127.0.0.1:0", authority))
         for cut in cuts_of(model.network)
     }
     print(json.dumps({cut: server.port for cut, server in servers.items()}), flush=True)
@@ -221,9 +218,6 @@ def measure(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
         }
     ]
     with served(folder / f"{name}.safetensors", folder / "certs") as ports:
-        port = next(iter(ports.values()))
-        sent = over(port, credentials, images, send_images=True)
-        rows.append({"cut": "image to server", "device_bytes": 0, **sent})
         for cut, port in ports.items():
             again = model.recut(cut)
             bottom_bytes = sum(

@@ -34,7 +34,7 @@ BUDGETS = {
     "root": 199,
     "runs": 2903,
     "settings": 1038,
-    "use": 1412,
+    "use": 1146,
     "watch": 989,
 }
 NESTED = ("engine", "fleet", "net")

@@ -28,7 +28,7 @@ from semisfl.settings.toml import to_toml
 from tests.processes import Forked
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
-LASTING = ("serve", "join", "watch", "serve-model")
+LASTING = ("serve", "join", "watch")
 """Commands that go on until they are done or stopped: processes of their own."""
 SMALL = ["data.size=16", "data.labeled=9", "rounds=2", "clients.batch=4", "clients.steps=2"]
 SMALL += ["server.batch=4", "server.steps=4", "model.projection=8", "data.augment.cutout=4"]
@@ -183,7 +183,7 @@ def test_every_command_works_in_its_order(
     expected = (
         "show partition plan run report certs serve inspect join watch evaluate predict export"
     )
-    assert {*expected.split(), "serve-model", "classify"} <= set(done)
+    assert {*expected.split(), "classify"} <= set(done)
     left = machines / "server"
     for file in ("who.png", "plan.png", "curves.png", "served.html", "confusion.png"):
         assert (left / file).stat().st_size > 1000, file

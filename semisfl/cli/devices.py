@@ -30,6 +30,8 @@ from semisfl.cli.options import (
     values_of,
     warn_of_unread,
 )
+from semisfl.cli.serve_model import serve_model
+from semisfl.cli.use_model import Cut
 from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
@@ -39,9 +41,18 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    labeled: Annotated[Path, typer.Option(help="Folder with train/<class>/* and test/<class>/*.")],
     preset: Preset = "",
     settings: Settings = None,
+    labeled: Annotated[
+        Path | None, typer.Option(help="Folder with train/<class>/* and test/<class>/*.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|FILE", help="Do not train: answer `classify` with this trained model."
+        ),
+    ] = None,
+    cut: Cut = None,
     certs: ServerCerts = Path("certs"),
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8443",
     out: Annotated[
@@ -66,7 +77,12 @@ def serve(
     quiet: Quiet = False,
     context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
 ) -> None:
-    """Train with the devices that join. SIGTERM stops cleanly, and --resume continues."""
+    """Train with the devices that join, or serve a trained model. SIGTERM stops; --resume continues a run."""
+    if model is not None:
+        serve_model(model, certs, listen, cut, device, insecure_loopback=insecure_loopback)
+        return
+    if labeled is None:
+        raise ValueError("serve needs --labeled FOLDER to train, or --model RUN to answer devices")
     with needs_network():
         from semisfl.net import hostport
         from semisfl.net.server.fleet import NetworkFleet

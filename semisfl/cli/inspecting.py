@@ -45,7 +45,7 @@ def inspect(
 ) -> None:
     """Show what would be computed on a device and sent from it, and the digest for `join --accept`.
 
-    A server of `serve-model` is shown as `classify` would use it.
+    A server of `serve --model` is shown as `classify` would use it.
     """
     with needs_network():
         from semisfl.net.client.inspect import NoTerms
@@ -78,19 +78,17 @@ def _of_server(
 
 
 def _show_served(address: str, certs: Path | None, insecure_loopback: bool, as_json: bool) -> None:
-    from semisfl.use.model_connection import ModelConnection, described
-    from semisfl.use.served_model import text_of_model
+    from semisfl.net.client.identity import Target
+    from semisfl.use.model_client import read_model
+    from semisfl.use.split_inference import text_of_model
 
-    files = client_credentials("inspect", certs, insecure_loopback)
-    connection = ModelConnection(address, None if insecure_loopback else files)
-    try:
-        model, _ = described(connection)
-    finally:
-        connection.close()
-    if model.layers is None or model.bottom is None:
+    model = read_model(
+        Target(address, client_credentials("inspect", certs, insecure_loopback), insecure_loopback)
+    )
+    if not model.downloadable:
         raise ValueError(f"{address} serves a top alone; devices need its bottom as a file")
     print(
-        json.dumps({"digest": model.digest, "terms": model.about()})
+        json.dumps({"digest": model.digest, "terms": model.terms()})
         if as_json
         else text_of_model(model)
     )

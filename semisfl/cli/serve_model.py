@@ -1,4 +1,4 @@
-"""``semisfl serve-model`` and ``classify``: split inference between devices and a server."""
+"""``semisfl serve --model`` and ``classify``: split inference between devices and a server."""
 
 import time
 from pathlib import Path
@@ -11,35 +11,30 @@ from semisfl.cli.inspecting import checked_digests
 from semisfl.cli.options import (
     EXIT_CODES,
     Accept,
-    Device,
     DeviceCerts,
     Insecure,
     Json,
     PolicyFile,
-    ServerCerts,
     client_credentials,
     needs_network,
     show_log,
 )
-from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, print_predictions
+from semisfl.cli.use_model import Csv, Top, cut_at, open_model, print_predictions
 from semisfl.settings.counts import counted
 
 LOOK_SECONDS = 0.2
 
 
 def serve_model(
-    run: RunOrFile,
-    certs: ServerCerts = Path("certs"),
-    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8444",
-    cut: Cut = None,
-    accept_images: Annotated[
-        bool,
-        typer.Option("--accept-images", help="Also accept images from `classify --send-images`."),
-    ] = False,
-    device: Device = "auto",
-    insecure_loopback: Insecure = False,
+    model: Path,
+    certs: Path | None,
+    listen: str,
+    cut: str | None,
+    device: str,
+    *,
+    insecure_loopback: bool,
 ) -> None:
-    """Serve the top of a model to devices that run its bottom with `classify`; SIGTERM stops it."""
+    """Serve the top of a trained model to devices that run its bottom; SIGTERM stops it."""
     with needs_network():
         from semisfl.use.model_server import ModelServer
     from semisfl.cli.signals import StopSignals
@@ -47,14 +42,15 @@ def serve_model(
 
     show_log()
     with StopSignals() as signals:
-        model = cut_at(open_model(run, device), cut)
-        network = NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
-        server = ModelServer(model, network, accept_images=accept_images)
-        if server.terms is not None:
-            console.say(f"devices accept this model with --accept {server.terms.digest}")
+        trained = cut_at(open_model(model, device), cut)
+        server = ModelServer(
+            trained, NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
+        )
+        if server.served.downloadable:
+            console.say(f"devices accept this model with --accept {server.served.digest}")
         console.say(
-            f"listening on port {server.port}: {model.path} of {len(model.classes)} classes; devices "
-            f"send {model.network.features} features per image"
+            f"listening on port {server.port}: {trained.path} of {len(trained.classes)} classes; devices "
+            f"send {server.served.features} features per image"
         )
         try:
             with signals.running(lambda: False):
@@ -66,7 +62,9 @@ def serve_model(
 
 
 def classify(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of `serve-model`.")],
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Address of `serve --model`.")
+    ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     certs: DeviceCerts = None,
     bottom: Annotated[
@@ -81,9 +79,6 @@ def classify(
             help="Codec of `semisfl list` for the features; default: the policy's, or fp32."
         ),
     ] = None,
-    send_images: Annotated[
-        bool, typer.Option("--send-images", help="Send the images themselves instead of features.")
-    ] = False,
     policy: PolicyFile = None,
     accept: Accept = None,
     top: Top = 3,
@@ -98,16 +93,15 @@ def classify(
         from semisfl.use.model_client import ModelClient
     from semisfl.settings.policy import PolicyBreach
 
-    credentials = client_credentials("classify", certs, insecure_loopback)
-    if bottom is not None and send_images:
-        raise ValueError("--send-images and --bottom cannot be combined; choose one")
+    target = Target(
+        address, client_credentials("classify", certs, insecure_loopback), insecure_loopback
+    )
     owner = Owner.of_device(policy, certs, checked_digests(accept))
     try:
         with ModelClient(
-            Target(address, credentials, insecure_loopback),
+            target,
             codec=codec,
             bottom=bottom,
-            send_images=send_images,
             owner=owner,
         ) as client:
             predictions = client.predict(images)
@@ -122,4 +116,4 @@ def classify(
     print_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
 
-COMMANDS = {"serve-model": serve_model, "classify": classify}
+COMMANDS = {"classify": classify}

@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohu
     SIGNALS.append(signal.SIGHUP)
 SAME_SECONDS = 0.5
 """A signal so soon after the first is the same one: timeout(1) and other wrappers send it twice."""
-LONG = {"run", "compare", "poisoning", "reproduce", "serve", "join", "demo-network", "serve-model"}
+LONG = {"run", "compare", "poisoning", "reproduce", "serve", "join", "demo-network"}
 """Commands that a signal stops cleanly; it interrupts all others."""
 
 LOG_FORMATS = ("text", "json")

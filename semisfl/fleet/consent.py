@@ -48,17 +48,6 @@ def about_codec(policy: Policy, name: str, used: str) -> list[str]:
     ]
 
 
-def about_images(policy: DevicePolicy) -> str | None:
-    """Return why whole images may not leave for classification, or None."""
-    limits = [*policy.for_features, *(["model"] if policy.model else [])]
-    if not limits:
-        return None
-    return (
-        f"the policy's {', '.join(limits)} would do nothing for images themselves; leave out "
-        "--send-images, or these lines of the policy"
-    )
-
-
 def about_batch(policy: DevicePolicy, batch: int) -> list[str]:
     """Return a line if a step would use fewer images than the policy wants."""
     if batch >= policy.smallest_batch:

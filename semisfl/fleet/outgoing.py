@@ -16,7 +16,7 @@ from semisfl import seeds
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
 from semisfl.fleet.codec import codec_named, roundtrip_state
-from semisfl.fleet.consent import about_batch, about_codec, about_images, objections
+from semisfl.fleet.consent import about_batch, about_codec, objections
 from semisfl.fleet.noise import noised, secret_normal
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, stricter
@@ -182,12 +182,6 @@ class Outgoing:
     def answerable(self, rows: Tensor) -> Cleared:
         """Clear the features of images that a server is to classify."""
         return Cleared(_POLICY, "features", self.policy, {"features": self.guarded(rows, 1)})
-
-    def pictures(self, images: Tensor) -> Cleared:
-        """Clear the images themselves; raise `PolicyBreach` if the policy limits what leaves."""
-        if reason := about_images(self.own):
-            raise PolicyBreach(reason)
-        return Cleared(_POLICY, "images", self.policy, {"images": images})
 
     @torch.no_grad()
     def bottom(self, sent: State, trained: State, slot: int = 0) -> Cleared:

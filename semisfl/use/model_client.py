@@ -1,4 +1,4 @@
-"""The device of split inference: it runs the bottom, with torch or onnxruntime, and sends features."""
+"""The device of split inference: it runs the bottom under its owner's policy and sends features."""
 
 import contextlib
 import logging
@@ -6,25 +6,26 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import torch
 from torch import Tensor
 
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
 from semisfl.files import cache_folder
-from semisfl.fleet.consent import about_images
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.models.build import build
-from semisfl.models.split import SplitModel
-from semisfl.net.client.identity import Target
+from semisfl.net import chunks
+from semisfl.net.client.diagnosis import explained
+from semisfl.net.client.identity import Target, open_channel
 from semisfl.net.client.owner import Owner
 from semisfl.net.frames import decode, encode
-from semisfl.net.messages import table
+from semisfl.net.headers import WireError
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.settings import lookup
 from semisfl.settings.bits import feature_bits
-from semisfl.settings.policy import PolicyBreach
+from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use import onnx_file
 from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import (
@@ -34,25 +35,64 @@ from semisfl.use.classifier import (
     listed_pictures,
     predictions,
 )
-from semisfl.use.model_connection import ModelConnection, described
 from semisfl.use.model_file import load
 from semisfl.use.pictures import content_digest
-from semisfl.use.served_model import ServedModel
+from semisfl.use.split_inference import ServedModel
 
 log = logging.getLogger(__name__)
 
-ROUNDING = 1e-4
-"""Largest rounding error of a probability."""
+PATIENCE_SECONDS = 30.0
+"""For an answer, beside the time that its bytes take on the slowest link allowed."""
+LARGEST_ANSWER = 2**31 - 1
+"""Bytes of one answer, such as a bottom's weights."""
+
 Bottom = Callable[[Tensor], Tensor]
-"""uint8 images -> features"""
+"""uint8 images [n, C, H, W] -> features [n, d]"""
+
+
+def read_model(target: Target) -> ServedModel:
+    """Return the model that a server serves; raise `ValueError` or `OSError` with the reason if there is none."""
+    with _channel(target) as channel:
+        answer = _call(channel, target, "Describe", b"", 0)
+    try:
+        return ServedModel.from_json(answer)
+    except WireError as error:
+        raise ValueError(f"{target.address}: {error}") from error
+
+
+def _channel(target: Target) -> grpc.Channel:
+    channel: grpc.Channel
+    channel = open_channel(target.address, target.credentials, chunks.options(LARGEST_ANSWER))
+    return channel
+
+
+def _call(
+    channel: grpc.Channel,
+    target: Target,
+    name: str,
+    request: bytes,
+    expected: int,
+    metadata: tuple[tuple[str, str], ...] = (),
+) -> bytes:
+    """Return the answer to one call, of about ``expected`` bytes."""
+    seconds = PATIENCE_SECONDS + (len(request) + expected) / chunks.LOWEST_RATE
+    ask = channel.unary_unary(f"/{protocol.SERVICE}/{name}")
+    try:
+        return bytes(ask(request, timeout=seconds, metadata=metadata))
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise ValueError(
+                f"{target.address} serves no model; is it `semisfl serve --model`?"
+            ) from error
+        raise explained(error, target.address, target.credentials) from error
 
 
 class ModelClient:
-    """Use a server's model from a device. ``bottom`` is a file of `semisfl export --part bottom`.
+    """Use a server's model from a device.
 
-    Without one the bottom is fetched from the server, once, and kept in the cache, if the ``owner``
-    accepts it. With ``send_images`` the images themselves are sent, to a server that accepts them. All
-    that leaves passes the owner's policy. ``codec`` None: the policy's, else fp32.
+    The bottom is downloaded from the server, if the ``owner`` accepts its terms, and kept in the cache; or
+    ``bottom`` is a file of `semisfl export --part bottom`. All that leaves passes the owner's policy.
+    ``codec``: that of the features; None: the policy's, else fp32.
     """
 
     def __init__(
@@ -61,95 +101,75 @@ class ModelClient:
         *,
         codec: str | None = None,
         bottom: Path | None = None,
-        send_images: bool = False,
         owner: Owner | None = None,
     ) -> None:
         lookup.codec(codec or "fp32")
-        self._owner = owner or Owner()
+        self._owner, self._target = owner or Owner(), target
         self._outgoing = Outgoing(self._owner.policy, encode, unpredictable=True)
-        self._address, self._codec = target.address, self._outgoing.codec(codec)
-        self.connection = ModelConnection(target.address, target.credentials)
+        self._codec = self._outgoing.codec(codec)
+        self.model = read_model(target)
+        self._row_bits = feature_bits(self._outgoing.policy, self.model.features)
+        self._channel = _channel(target)
         try:
-            self._begin(bottom, send_images)
+            self._bottom = self._read_bottom(bottom) if bottom else self._download_bottom()
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, bottom: Path | None, send_images: bool) -> None:
-        if send_images and (reason := about_images(self._owner.policy)):
-            raise PolicyBreach(reason)
-        model, images = described(self.connection)
-        self.classes, self.shape, self.identity = model.classes, model.shape, model.identity
-        self._features = model.features
-        self._rows = protocol.rows_at_a_time(model.features, self._codec)
-        self._row_bits = feature_bits(self._outgoing.policy, model.features)
-        self._bottom: Bottom | None = None
-        if send_images and not images:
-            raise ValueError(f"{self._address} takes features, no images; leave out --send-images")
-        if not send_images:
-            self._bottom = self._from_file(bottom) if bottom else self._from_server(model)
-
     # --- the bottom ------------------------------------------------------------------------------
 
-    def _from_file(self, path: Path) -> Bottom:
+    def _read_bottom(self, path: Path) -> Bottom:
+        """Return the bottom of a file; raise `ValueError` if it is not that of the served model."""
         runner: Bottom
         if path.suffix == ".onnx":
-            file = onnx_file.File(path)
+            file = onnx_file.File(path, foreign=True)
             identity, part = file.about()["identity"], file.about()["part"]
-            # A file may mix the images of a call, and bits are counted for each image alone.
+            # A file may mix the images of a batch, and bits are counted for each image alone.
             runner = self._one_by_one(file) if self._row_bits < math.inf else file
-            shape = self.shape  # onnxruntime refuses any other than the file's
         else:
             model = load(path)
             model.need("bottom")
             identity, part, runner = model.identity, "bottom", model.features
-            shape = model.shape
-        if part != "bottom" or (identity, shape) != (self.identity, self.shape):
+        if (part, identity) != ("bottom", self.model.identity):
             raise ValueError(
-                f"{path} is not the bottom of the model that {self._address} serves, or cut elsewhere; "
+                f"{path} is not the bottom of the model that {self._target.address} serves, or cut elsewhere; "
                 "export it from the same run, with the server's --cut, or leave out --bottom"
             )
         return runner
 
-    def _from_server(self, model: ServedModel) -> Bottom:
-        """Return the bottom from the cache, or fetch it: the table, its weights and the normalisation."""
-        if model.layers is None:
+    def _download_bottom(self) -> Bottom:
+        """Return the bottom that the server's terms describe, with its weights, once the owner accepts them."""
+        model = self.model
+        if model.layers is None or model.bottom is None:
             raise ValueError(
-                f"the model of {self._address} is described by no layer table; give its bottom as a "
-                "file, --bottom"
-            )
-        if model.bottom is None:
-            raise ValueError(
-                f"{self._address} serves the top alone, or is of an earlier version; give its bottom "
-                "as a file, --bottom"
+                f"{self._target.address} serves a top alone; give the bottom as a file, --bottom"
             )
         self._owner.approval.check(model.digest)
+        layers = parse_layers(model.layers)
         # Tensors on "meta" take no memory: the top, which stays on the server, is never allocated.
         with torch.device("meta"):
             network = build(
-                model.layers, model.shape, len(model.classes), cut=model.cut, projector="none"
+                layers, model.shape, len(model.classes), cut=model.cut, projector="none"
             )
-        weights = self._weights(network.bottom.state_dict(), model.bottom)
-        network.bottom.load_state_dict(weights, assign=True)
-        return _bottom(network, Normalizer.of(model.mean, model.std))
+        bottom = network.bottom.eval().requires_grad_(False)
+        bottom.load_state_dict(self._weights(bottom.state_dict(), model.bottom), assign=True)
+        normalizer = Normalizer.of(model.mean, model.std)
+        return lambda images: torch.cat(list(outputs(bottom, images, normalizer)))
 
     def _weights(self, like: dict[str, Tensor], digest: str) -> dict[str, Tensor]:
-        """Return the weights with this digest from the cache, or fetch them.
-
-        Copies are kept by what they hold, so that no server can replace another one's.
-        """
-        name = "".join(letter if letter.isalnum() else "-" for letter in digest)
-        cached = cache_folder() / f"bottom-{name[:64]}.safetensors"
+        """Return the weights with this digest, from the cache or from the server."""
+        cached = cache_folder() / f"bottom-{digest}.safetensors"
         with contextlib.suppress(CheckpointError, KeyError):
             kept = dict(checkpoint.read(cached)["bottom"])
-            # A server may describe other layers than those weights have.
-            if digest == checkpoint.digest(kept) and table(kept) == table(like):
+            if checkpoint.digest(kept) == digest:
                 return kept
-        weights = self._fetched(like)
-        if digest != checkpoint.digest(weights):
+        schema = protocol.bottom_schema(like)
+        answer = _call(self._channel, self._target, "Bottom", b"", schema.limit)
+        weights = decode(answer, {"bottom": schema}).tensors
+        if checkpoint.digest(weights) != digest:
             raise ValueError(
-                f"{self._address} sends another bottom than it describes; if its model was not replaced "
-                "meanwhile, do not trust its answers"
+                f"{self._target.address} sends another bottom than it describes; try again if its model "
+                "was replaced meanwhile"
             )
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -158,13 +178,18 @@ class ModelClient:
             log.warning("the bottom cannot be kept in %s: %s", cached, error.strerror or error)
         return weights
 
-    def _fetched(self, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        whole, frame = protocol.bottom_schema(like), bytearray()
-        for part, schema in enumerate(protocol.parts_schemas(whole.size("bottom"))):
-            request = b"".join(self._outgoing.frame("fetch", {"part": part}))
-            answer = self.connection.ask("Fetch", request, "part", schema)
-            frame += answer.tensors["bytes"].numpy().data
-        return decode(frame, {"bottom": whole}).tensors
+    def _one_by_one(self, bottom: Bottom) -> Bottom:
+        return lambda images: torch.cat([self._checked(bottom(one), 1) for one in images.split(1)])
+
+    def _checked(self, rows: Tensor, count: int) -> Tensor:
+        """Return the bottom's ``rows``; raise `ValueError` unless they are as the bits were counted for."""
+        expected = (count, self.model.features)
+        if tuple(rows.shape) != expected or rows.dtype != torch.float32:
+            raise ValueError(
+                f"the bottom gives {rows.dtype} {list(rows.shape)}, and {self._target.address} takes "
+                f"torch.float32 {list(expected)}; give the file of the model that it serves"
+            )
+        return rows
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -175,7 +200,8 @@ class ModelClient:
         """
         listed = listed_pictures(images, follow_links=False)
         self._spend(listed)
-        return predictions(listed, self.shape, self.classes, self._answers, self._rows)
+        rows = protocol.rows_per_call(self.model.features, self._codec)
+        return predictions(listed, self.model.shape, self.model.classes, self._answers, rows)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities [n, classes] of at most MOST_ROWS uint8 images."""
@@ -185,8 +211,6 @@ class ModelClient:
     @property
     def carried(self) -> str:
         """Return what a row of features carries about its image, in one line."""
-        if self._bottom is None:
-            return "the images themselves were sent"
         if self._row_bits == math.inf:
             return "what was sent has no bound in bits: the policy has no noise"
         return f"what was sent carries at most {self._row_bits:.1f} bits of each image"
@@ -199,53 +223,23 @@ class ModelClient:
             self._owner.allowance.take_answers(policy, digests, self._row_bits)
 
     def _answers(self, images: Tensor) -> Tensor:
+        """Return the server's probabilities for one batch of images."""
         if not len(images):
-            return torch.empty(0, len(self.classes))
+            return torch.empty(0, len(self.model.classes))
+        rows = self._outgoing.answerable(self._checked(self._bottom(images), len(images)))
+        fields = {"identity": self.model.identity}
+        request = b"".join(self._outgoing.frame("features", fields, rows, self._codec))
         metadata = ((protocol.ROWS, str(len(images))), (protocol.CODEC, self._codec))
-        schema = protocol.answers_schema(len(images), len(self.classes))
-        if self._bottom is None:
-            call, cleared = "Images", self._outgoing.pictures(images)
-        else:
-            call, rows = "Features", self._checked(self._bottom(images), len(images))
-            cleared = self._outgoing.answerable(rows)
-        fields = {"identity": self.identity}
-        request = b"".join(self._outgoing.frame(call.lower(), fields, cleared, self._codec))
-        frame = self.connection.ask(call, request, "answers", schema, metadata)
-        probabilities = frame.tensors["probabilities"]
-        # Comparisons with NaN are false, so this catches NaN too.
-        if not bool(((probabilities >= 0) & (probabilities <= 1 + ROUNDING)).all()):
-            raise ValueError(
-                f"{self._address} answers with numbers that are no probabilities; its model is damaged, "
-                "or it is not to be trusted"
-            )
-        return probabilities
-
-    def _one_by_one(self, bottom: Bottom) -> Bottom:
-        """Return ``bottom`` for one image at a time; it could else give two rows of one and none of another."""
-        return lambda images: torch.cat(
-            [self._checked(bottom(image), 1) for image in images.split(1)]
-        )
-
-    def _checked(self, rows: Tensor, count: int) -> Tensor:
-        """Return the bottom's ``rows``; raise `ValueError` unless they are as the bits were counted for."""
-        wanted = (count, self._features)
-        if tuple(rows.shape) != wanted or rows.dtype != torch.float32:
-            raise ValueError(
-                f"the bottom gives {rows.dtype} {list(rows.shape)}, and {self._address} takes torch.float32 "
-                f"{list(wanted)}; give the file of the model that it serves"
-            )
-        return rows
+        schema = protocol.answers_schema(len(images), len(self.model.classes))
+        answer = _call(self._channel, self._target, "Features", request, schema.limit, metadata)
+        return decode(answer, {"answers": schema}).tensors["probabilities"]
 
     def close(self) -> None:
-        self.connection.close()
+        """Close the connection."""
+        self._channel.close()
 
     def __enter__(self) -> "ModelClient":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
-    network.bottom.eval().requires_grad_(False)
-    return lambda images: torch.cat(list(outputs(network.bottom, images, normalizer)))

@@ -13,13 +13,36 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl.files import open_file, parse_json
+from semisfl.files import parse_json
 from semisfl.settings.extras import needs
-from semisfl.use.memory_limit import MemoryLimit
 
 ABOUT = "semisfl"
 """The key of the file's metadata under which the model is described."""
 CALIBRATION_BATCH = 16
+OPERATORS = frozenset(
+    (
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Pow",
+            "Sqrt",
+            "Reciprocal",
+            "Erf",
+            "Clip",
+            "Cast",
+            "Identity",
+        ),
+        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Gelu", "Softplus", "Softmax", "Tanh"),
+        *("Sigmoid", "HardSigmoid", "HardSwish", "Conv", "Gemm", "MatMul", "Pad", "MaxPool"),
+        *("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"),
+        *("BatchNormalization", "InstanceNormalization", "GroupNormalization"),
+        *("LayerNormalization", "QuantizeLinear", "DequantizeLinear", "Shape", "Reshape"),
+        *("Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Split", "Slice", "Gather"),
+    )
+)
+"""Operators of a bottom. None has a graph of its own, so none can run for ever."""
 needs_onnx = partial(needs, "onnx", "onnx", "onnxruntime", "onnxscript", "onnx_ir")
 
 
@@ -91,25 +114,14 @@ def quantize(path: Path, inputs: Tensor) -> None:
         )
 
 
-def _messages(message: Any) -> Iterator[Any]:
-    """Yield an ONNX message and every message in it."""
-    yield message
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                yield from _messages(inner)
-
-
-def _reads_others(model: Any) -> bool:
-    """Return whether any tensor of an ONNX model lies in another file."""
-    tensors = (one for one in _messages(model) if one.DESCRIPTOR.name == "TensorProto")
-    return any(one.external_data or one.data_location == one.EXTERNAL for one in tensors)
-
-
-def _repeats(model: Any) -> bool:
-    """Return whether a node has a graph of its own, as a loop does, or a function is called, perhaps by another."""
-    graphs = sum(one.DESCRIPTOR.name == "GraphProto" for one in _messages(model))
-    return graphs > 1 or len(model.functions) > 0
+def _check_foreign(model: Any) -> None:
+    """Raise `ValueError` for an ONNX model that reads other files, or has operators other than `OPERATORS`."""
+    graph = model.graph
+    if graph.sparse_initializer or any(one.external_data for one in graph.initializer):
+        raise ValueError("it takes weights from another file; export the model again")
+    used = {node.op_type if node.domain in ("", "ai.onnx") else node.domain for node in graph.node}
+    if unknown := [*sorted(used - OPERATORS), *(one.name for one in model.functions)]:
+        raise ValueError(f"it has the operator {unknown[0]}, which no exported bottom needs")
 
 
 def _line(error: Exception) -> str:
@@ -119,37 +131,27 @@ def _line(error: Exception) -> str:
 class File:
     """An ONNX file of one input and one output, run on the CPU.
 
-    It must contain all its weights: a stranger's file could name a key that lies beside it as its weights, and
-    the features would show the key. It must have no loops, which could run for ever. ``memory``: bytes that it may
-    take; a small file can ask for any amount.
+    ``foreign``: somebody else may have made the file. It must hold all its weights, as it could name a key that
+    lies beside it as its weights, and the features would show the key. And it must consist of `OPERATORS` alone,
+    none of which has loops.
     """
 
-    def __init__(self, path: Path, memory: int | None = None) -> None:
+    def __init__(self, path: Path, *, foreign: bool = False) -> None:
         with needs_onnx():
             import onnx
             import onnxruntime
-        self._path, self._limit = path, MemoryLimit(memory)
+        self._path = path
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # errors are raised
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
-            with open_file(path) as file:
-                content = file.read()
-            model = onnx.ModelProto.FromString(content)
-            if _reads_others(model):
-                raise ValueError(
-                    "it takes weights from another file, which could be any of yours; export the model again"
-                )
-            if _repeats(model):
-                raise ValueError(
-                    "it has loops, branches or functions, which could run for ever; export the model again"
-                )
-            with self._limit.enforced():
-                self._session = onnxruntime.InferenceSession(
-                    content, options, providers=["CPUExecutionProvider"]
-                )
+            content = path.read_bytes()
+            if foreign:
+                _check_foreign(onnx.ModelProto.FromString(content))
+            self._session = onnxruntime.InferenceSession(
+                content, options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # onnxruntime has a class of its own for each way to fail
             raise ValueError(f"{path} cannot be used as an ONNX file: {_line(error)}") from error
         takes, gives = self._session.get_inputs(), self._session.get_outputs()
@@ -161,8 +163,7 @@ class File:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         try:
-            with self._limit.enforced():
-                (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
+            (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
         except Exception as error:
             raise ValueError(f"{self._path} cannot be run: {_line(error)}") from error
         return torch.from_numpy(outputs)

@@ -12,10 +12,8 @@ def test_every_cut_is_measured() -> None:
     command = [sys.executable, "-m", "benchmarks.inference", "--models", "cnn", "--images", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)["rows"]
-    alone, image, *cuts = rows
+    alone, *cuts = rows
     assert (alone["cut"], alone["bytes_up"]) == ("whole on device", 0)
-    assert (image["cut"], image["device_bytes"]) == ("image to server", 0)
-    assert 3 * 32 * 32 < image["bytes_up"] < 3 * 32 * 32 + 1000
     names = ["conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc1", "relu_fc1"]
     assert [(row["cut"], row["codec"]) for row in cuts] == [
         (name, codec) for name in names for codec in ("fp32", "int8")

@@ -16,7 +16,6 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
 from semisfl.settings.presets import values_of
-from semisfl.use.memory_limit import MemoryLimit
 from semisfl.watch.device_events import DeviceEvents
 from semisfl.watch.follow import Followed
 from semisfl.watch.tail import Lines
@@ -138,33 +137,6 @@ def test_a_run_with_a_damaged_file_does_not_hide_the_others(
     bad, good = shown["runs"]["runs"]
     assert re.search(problem, bad["problem"]) if problem else bad["problem"] is None
     assert (good["accuracy"], good["problem"]) == (40.0, None)
-
-
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "fleet.jsonl", "run.lock", "run.log", "roster.json"]
-)
-def test_a_run_with_a_pipe_does_not_hide_the_others(name: str, tmp_path: Path) -> None:
-    """Nobody writes to the pipe, so opening it would wait for ever."""
-    for run in ("bad", "good"):
-        begun(tmp_path / run).unlock()
-    (tmp_path / "bad" / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / "bad" / name)
-    runs = Runs([tmp_path]).everything()["runs"]["runs"]
-    assert [(run["name"], run["problem"]) for run in runs] == [("bad", None), ("good", None)]
-
-
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "fleet.jsonl", "run.lock", "run.log", "roster.json", "fleet.json"]
-)
-def test_a_run_with_a_link_to_a_device_does_not_take_all_memory(name: str, tmp_path: Path) -> None:
-    """To read /dev/zero would never end."""
-    for run in ("bad", "good"):
-        begun(tmp_path / run).unlock()
-    (tmp_path / "bad" / name).unlink(missing_ok=True)
-    (tmp_path / "bad" / name).symlink_to("/dev/zero")
-    with MemoryLimit(2**29).enforced():
-        runs = Runs([tmp_path]).everything()["runs"]["runs"]
-    assert [(run["name"], run["problem"]) for run in runs] == [("bad", None), ("good", None)]
 
 
 def test_every_state_of_a_run_is_shown(tmp_path: Path) -> None:
