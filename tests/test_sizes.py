@@ -18,7 +18,7 @@ BUDGETS = {
     "attacks": 881,
     "cli": 2181,
     "costs": 1071,
-    "data": 1721,
+    "data": 1403,
     "engine": 668,
     "engine/kernels": 1109,
     "fleet": 1343,

@@ -121,7 +121,7 @@ def serve(
             load_server_credentials(identity)
         if not resume:
             RunDirectory.check_free(place)
-        data = load_images(str(labeled), options, labeled_only=True)
+        data = load_images(str(labeled), options)
         check_classes(data)
         arguments: dict[str, Any] = {
             "data": data,

@@ -106,7 +106,7 @@ def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None)
 
     options = config.parse(values_of(preset, settings))
     if labeled is not None:
-        data = load_images(str(labeled), options, labeled_only=True)
+        data = load_images(str(labeled), options)
         check_classes(data)
         return Terms(options, data.shape, len(data.classes), data.mean, data.std)
     images = planned(options)

@@ -1,6 +1,6 @@
-"""Check and convert what people have for `Dataset`: arrays, torch and Hugging Face data sets."""
+"""Convert what people have into the fields of a `Dataset` or a `Listing`: arrays, torch and Hugging Face data sets."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,22 +8,12 @@ import torch
 from PIL import Image
 
 from semisfl.data import hub, npz
-from semisfl.data.decode import Listing, Unsupported, check_mode
+from semisfl.data.decode import Listing, check_mode
 
 
 def class_names(classes: Any) -> tuple[str, ...]:
-    """Return the names of classes as text: a checkpoint holds no numbers of numpy and no bytes."""
-    if not isinstance(classes, Iterable):
-        raise ValueError(f"classes is {classes!r}; it must be a list of the classes' names")
+    """Return the names of classes as texts: a checkpoint holds no numbers of numpy and no bytes."""
     return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in classes)
-
-
-def channel_values(name: str, values: Any) -> tuple[float, ...]:
-    """Return ``values``, the mean or the deviation of each channel, as Python's floats."""
-    try:
-        return tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} is {values!r}; it must be one number per channel") from None
 
 
 def array_fields(
@@ -34,17 +24,12 @@ def array_fields(
     unlabeled: Any,
     classes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the fields of a `Dataset` from arrays, all but mean and standard deviation."""
+    """Return the fields of a `Dataset` from arrays (see `Dataset.from_arrays`), all but mean and std."""
     pixels = _pixels(images, "images")
     numbers, names = _numbers(labels, "labels", classes)
     tested, names = _numbers(test_labels, "test_labels", names)
     if unlabeled is not None:
         more = _pixels(unlabeled, "unlabeled")
-        if more.shape[1:] != pixels.shape[1:]:
-            raise ValueError(
-                f"unlabeled images are {list(more.shape[1:])} but images are "
-                f"{list(pixels.shape[1:])} (channels, height, width); resize one of them"
-            )
         pixels = torch.cat([pixels, more])
         numbers = torch.cat([numbers, torch.full((len(more),), -1, device="cpu")])
     if names is None:
@@ -59,8 +44,8 @@ def array_fields(
 
 
 def _pixels(values: Any, name: str) -> torch.Tensor:
-    """Return uint8 images [n, C, H, W]."""
-    array = _array(values, name)
+    """Return uint8 images [n, C, H, W] from uint8 values, or from floats from 0 to 1."""
+    array = _array(values)
     if array.dtype.kind == "f":
         if array.size and not (array.min() >= 0 and array.max() <= 1):  # NaN fails too
             raise ValueError(
@@ -71,47 +56,29 @@ def _pixels(values: Any, name: str) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(npz.with_channels(array, name)))
 
 
-def _array(values: Any, name: str) -> np.ndarray:
-    if isinstance(values, torch.Tensor):
-        return values.detach().cpu().numpy()
-    if isinstance(values, np.ndarray):
-        return values
-    if isinstance(values, list | tuple):
-        try:
-            return np.asarray(values)
-        except ValueError as error:  # pieces of different shapes
-            raise ValueError(f"{name} is a list whose parts differ in shape; {error}") from error
-    raise TypeError(
-        f"{name} is a {type(values).__name__}; it must be a numpy array or a torch tensor"
-    )
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def _numbers(
     values: Any, name: str, classes: Sequence[str] | None
 ) -> tuple[torch.Tensor, tuple[str, ...] | None]:
-    """Return labels as numbers, and the class names if they are known."""
-    array = _array(values, name)
+    """Return labels as int64 [n], and the class names if they are known; labels may be class names."""
+    array = _array(values)
     known = class_names(classes) if classes is not None else None
-    if array.ndim != 1:
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64)), known
+    if array.ndim != 1 or array.dtype.kind not in "USTO":
         raise ValueError(
             f"{name} is {array.dtype} {list(array.shape)}; it must be [n], one whole number or class name per "
             "image"
         )
-    if array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64)), known
-    if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
-    words_as_objects = array.dtype.kind == "O" and all(isinstance(word, str) for word in array)
-    if array.dtype.kind in "UT" or words_as_objects:
-        words = [str(word) for word in array.tolist()]
-        known = known or tuple(sorted(set(words)))
-        place = {name: number for number, name in enumerate(known)}
-        if other := sorted(set(words) - set(place)):
-            raise ValueError(f"{name} names the class {other[0]!r}; known are {', '.join(known)}")
-        return torch.tensor([place[word] for word in words], dtype=torch.int64, device="cpu"), known
-    raise ValueError(
-        f"{name} is {array.dtype} {list(array.shape)}; it must hold whole numbers or class names"
-    )
+    words = class_names(array.tolist())
+    known = known or tuple(sorted(set(words)))
+    if other := sorted(set(words) - set(known)):
+        raise ValueError(f"{name} names the class {other[0]!r}; known are {', '.join(known)}")
+    places = [known.index(word) for word in words]
+    return torch.tensor(places, dtype=torch.int64, device="cpu"), known
 
 
 def _numbered(labels: np.ndarray) -> tuple[str, ...]:
@@ -126,81 +93,50 @@ def _numbered(labels: np.ndarray) -> tuple[str, ...]:
 
 
 def torch_listing(train: Any, test: Any, unlabeled: Any, classes: Sequence[str] | None) -> Listing:
-    """List the images of torch data sets, whose items are (image, label)."""
-    parts = [("train", train), *([("unlabeled", unlabeled)] if unlabeled is not None else [])]
-    parts.append(("test", test))
-    for name, part in parts:
-        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-            raise TypeError(
-                f"{name} is a {type(part).__name__}; it must be a torch data set with a length and "
-                "items (image, label)"
-            )
-    items = [(name, part, place) for name, part in parts for place in range(len(part))]
-    labels = np.array([_label(*item) for item in items], np.int64)
+    """List the images of torch data sets, whose items are pairs (image, label).
+
+    Items of ``unlabeled`` may also be images alone. ``classes`` None: those of ``train``, else numbers.
+    Raises ValueError if a class without a name has no image.
+    """
+    parts = {"train": train, "unlabeled": unlabeled, "test": test}
+    items = [
+        (name, part, place)
+        for name, part in parts.items()
+        if part is not None
+        for place in range(len(part))
+    ]
+    labels = np.array(
+        [-1 if part is unlabeled else int(part[place][1]) for _, part, place in items], np.int64
+    )
     names = classes if classes is not None else getattr(train, "classes", None)
-    if names is None:
-        names = _numbered(labels)
+
+    def opened(number: int) -> Image.Image:
+        name, part, place = items[number]
+        item = part[place]
+        return _picture(item[0] if isinstance(item, tuple | list) else item, name)
+
     return Listing(
         names=[f"{name} image {place}" for name, _, place in items],
-        open=lambda number: _picture(*items[number]),
+        open=opened,
         labels=labels,
         trains=len(items) - len(test),
-        classes=class_names(names),
+        classes=class_names(names) if names is not None else _numbered(labels),
     )
 
 
-def _item(name: str, part: Any, place: int) -> tuple[Any, Any]:
-    item = part[place]
-    if isinstance(item, tuple | list) and len(item) >= 2:
-        return item[0], item[1]
-    if name == "unlabeled":
-        return item, -1
-    raise TypeError(
-        f"item {place} of {name} is a {type(item).__name__}; it must be a pair (image, label)"
-    )
-
-
-def _label(name: str, part: Any, place: int) -> int:
-    """Return the label of an item; raise the reason if its image or its label cannot be used."""
-    image, label = _item(name, part, place)
-    _as_picture(image, f"the image of item {place} of {name}")
-    if name == "unlabeled":
-        return -1
-    try:
-        number = int(label)
-        if number != label and not isinstance(label, str):
-            raise ValueError
-        return number
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise TypeError(
-            f"the label of item {place} of {name} is {label!r}; it must be a whole number"
-        ) from None
-
-
-def _picture(name: str, part: Any, place: int) -> Image.Image:
-    image = _as_picture(_item(name, part, place)[0], f"the image of item {place} of {name}")
+def _picture(image: Any, name: str) -> Image.Image:
+    """Return an item's image as a Pillow image that its reader may close."""
+    if not isinstance(image, Image.Image):
+        return npz.picture(_pixels(_array(image)[None], name)[0].numpy())
+    check_mode(image)
     copied = image.copy()
     copied.format = image.format  # by which 16-bit grey is known
     return copied
 
 
-def _as_picture(image: Any, name: str) -> Image.Image:
-    """Return an item's image as a Pillow image; raise ValueError or TypeError if it cannot be used."""
-    if not isinstance(image, Image.Image):
-        array = _array(image, name)
-        return npz.picture(_pixels(array[None], name)[0].numpy())
-    try:
-        check_mode(image)
-    except Unsupported as error:
-        raise ValueError(f"{name} cannot be used: {error}") from None
-    return image
-
-
 def hf_listing(dataset: Any, image: str | None, label: str | None) -> Listing:
-    """List the images of a Hugging Face ``DatasetDict``."""
-    if not isinstance(dataset, Mapping) or not all(
-        hasattr(part, "cast_column") for part in dataset.values()
-    ):
+    """List the images of a Hugging Face ``DatasetDict`` (see `hub.listing`)."""
+    if not isinstance(dataset, Mapping):
         raise TypeError(
             f"dataset is a {type(dataset).__name__}; it must be a Hugging Face DatasetDict with the "
             "splits train and test, e.g. of datasets.load_dataset(...)"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from semisfl.data import builders, cached, places
+from semisfl.data import builders, places
 from semisfl.data.decode import Decoded, Size, decode
 from semisfl.settings.entries import NamedData
 
@@ -25,15 +25,23 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    images: torch.Tensor  # uint8 [n, C, H, W]
-    labels: torch.Tensor  # int64 [n]; -1 where unknown
-    test_images: torch.Tensor  # uint8 [m, C, H, W]
-    test_labels: torch.Tensor  # int64 [m]
+    images: torch.Tensor
+    """uint8 [n, C, H, W], on the CPU."""
+    labels: torch.Tensor
+    """int64 [n]; -1: unknown."""
+    test_images: torch.Tensor
+    """uint8 [m, C, H, W]"""
+    test_labels: torch.Tensor
+    """int64 [m]"""
     mean: tuple[float, ...]
+    """One number per channel, of pixels from 0 to 1; with ``std`` models' inputs are normalised by it."""
     std: tuple[float, ...]
-    clients: dict[str, np.ndarray] | None = None  # where folders say who holds what
-    served: int | None = None  # images before it are the server's alone, the others the clients'
+    clients: dict[str, np.ndarray] | None = None
+    """Indices into ``images`` by client, where folders or a CSV file say who holds what."""
+    served: int | None = None
+    """So many of the first images are the server's alone, the others the clients'; None: all may be either's."""
     notes: tuple[str, ...] = ()
+    """What the user should know of how the images were read, one line each."""
 
     @classmethod
     def from_arrays(
@@ -53,7 +61,8 @@ class Dataset:
 
         Images are uint8, or floats from 0 to 1: [n, height, width], or with 1 or 3 channels first or
         last. Labels are whole numbers (-1: unknown) or class names. ``unlabeled`` are further images
-        for the clients. Without ``mean`` and ``std``, pixels are normalised by 0.5 and 0.5.
+        for the clients. Without ``mean`` and ``std``, pixels are normalised by 0.5 and 0.5. Raises
+        ValueError for other shapes and ranges.
         """
         fields = builders.array_fields(images, labels, test_images, test_labels, unlabeled, classes)
         halves = (0.5,) * fields["images"].shape[1]
@@ -101,13 +110,14 @@ class Dataset:
 
     @classmethod
     def from_folder(cls, path: str | Path, *, size: int | None = None) -> "Dataset":
-        """Return the images in a folder (``train/<class>/*``, ``test/<class>/*``, ...) or listed by a CSV file."""
-        if not isinstance(path, str | Path):
-            raise TypeError(f"path is a {type(path).__name__}; it must be a str or a Path")
+        """Return the images in a folder (see `semisfl.data.folder`) or listed by a CSV file (`semisfl.data.table`).
+
+        Images are resized to ``size`` pixels on each side, or to the most common size.
+        """
         source = places.at(Path(os.path.expanduser(path)))
         if source is None:
             raise ValueError(f"{path} does not exist; give a folder of images or a CSV file")
-        return cls.from_decoded(source.name, cached.decoded(source, _square(size), None))
+        return cls.from_decoded(source.name, places.decoded(source, _square(size), None))
 
     @classmethod
     def from_decoded(
@@ -135,20 +145,13 @@ class Dataset:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", builders.class_names(self.classes))
-        for field in ("mean", "std"):
-            values = builders.channel_values(field, getattr(self, field))
-            object.__setattr__(self, field, values)
-        for field in ("images", "labels", "test_images", "test_labels"):
-            if not isinstance(value := getattr(self, field), torch.Tensor):
-                raise TypeError(
-                    f"{field} is a {type(value).__name__}; it must be a torch.Tensor "
-                    "(Dataset.from_arrays takes numpy arrays too)"
-                )
-        for field, pixels in (("images", self.images), ("test_images", self.test_images)):
-            if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        for name, pixels in (("images", self.images), ("test_images", self.test_images)):
+            if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
                 raise ValueError(
-                    f"{field} is {pixels.dtype} {list(pixels.shape)}; "
-                    "it must be torch.uint8 [n, channels, height, width]"
+                    f"{name} is {pixels.dtype} {list(pixels.shape)}; it must be torch.uint8 "
+                    "[n, 1 or 3 channels, height, width]"
                 )
         if not len(self.images):
             raise ValueError("images holds no image; at least one is needed to train on")
@@ -159,18 +162,17 @@ class Dataset:
             )
         if double := [name for name, count in Counter(self.classes).items() if count > 1]:
             raise ValueError(f"classes has {double[0]!r} twice; give every class a name of its own")
+        if len(self.classes) == 1:
+            raise ValueError(f"classes has one entry, {self.classes[0]!r}; at least 2 are needed")
         self._check_labels("labels", self.labels, len(self.images), lowest=-1)
         self._check_labels("test_labels", self.test_labels, len(self.test_images), lowest=0)
         channels = self.images.shape[1]
-        if channels not in (1, 3):
-            raise ValueError(f"images have {channels} channels; 1 (grey) or 3 (colour) are known")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if not (finite and len(self.mean) == len(self.std) == channels and min(self.std) > 0):
             raise ValueError(
                 f"mean {self.mean} and std {self.std} need a finite number for each of the {channels} "
                 "channels, std above 0"
             )
-        self._check_clients()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -178,31 +180,16 @@ class Dataset:
         _, channels, height, width = self.images.shape
         return channels, height, width
 
-    def _check_labels(self, field: str, labels: torch.Tensor, count: int, lowest: int) -> None:
+    def _check_labels(self, name: str, labels: torch.Tensor, count: int, lowest: int) -> None:
         if labels.dtype != torch.int64 or labels.shape != (count,):
             raise ValueError(
-                f"{field} is {labels.dtype} {list(labels.shape)}; it must be torch.int64 [{count}]"
+                f"{name} is {labels.dtype} {list(labels.shape)}; it must be torch.int64 [{count}]"
             )
         if count and not lowest <= int(labels.min()) <= int(labels.max()) < len(self.classes):
             raise ValueError(
-                f"{field} runs from {int(labels.min())} to {int(labels.max())}; it must lie in "
+                f"{name} runs from {int(labels.min())} to {int(labels.max())}; it must lie in "
                 f"{lowest}..{len(self.classes) - 1} for the {len(self.classes)} classes"
             )
-        if len(self.classes) == 1:
-            raise ValueError(f"classes has one entry, {self.classes[0]!r}; at least 2 are needed")
-
-    def _check_clients(self) -> None:
-        if self.clients is None:
-            return
-        rows = np.concatenate([np.empty(0, np.int64), *self.clients.values()])
-        if rows.size and not (rows.min() >= 0 and rows.max() < len(self.images)):
-            raise ValueError(
-                f"clients names images outside 0..{len(self.images) - 1}; leave them out"
-            )
-        if len(np.unique(rows)) < len(rows):
-            raise ValueError("clients names an image twice; each may have one holder only")
-        if empty := [name for name, held in self.clients.items() if not len(held)]:
-            raise ValueError(f"clients {', '.join(empty)} hold no images; remove them")
 
 
 def _square(size: int | None) -> Size | None:

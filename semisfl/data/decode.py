@@ -1,61 +1,78 @@
 """Decode images to one uint8 array.
 
-Every source shares this code. Formats are allow-listed. Sizes are read from the headers before
-anything is decoded. Images that cannot be read are left out, counted and named.
+Every source of images (folders, CSV files, ``.npz`` files, Hugging Face and torch data sets) lists its
+images as a `Listing`, and `decode` makes one array of them. Formats are allow-listed. Sizes are read from
+the headers before any pixels are decoded. Images that cannot be read are left out, counted and named.
 """
 
 import io
-import logging
 import os
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps, JpegImagePlugin
-
-from semisfl.data.large import TooLarge, check_pixels, shrunk, sides, turn
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAX_UNREADABLE = 0.05
+"""The largest share of a set's images that may be unreadable."""
+LARGE = 2**22
+"""Pixels above which an image is decoded alone, and a JPEG at a fraction of its size."""
+MAX_PIXELS = 2**26
+"""Most pixels of an image. Pillow's own limit of 178 million holds for a JPEG, which need not be decoded whole."""
+GAP = 2
+"""How many times larger than needed a large JPEG is decoded, so that resizing stays smooth."""
 SIXTEEN_BIT_MODES = {"I;16", "I;16B", "I;16L"}
 GREY_MODES = {"1", "L", "LA", *SIXTEEN_BIT_MODES}
 CHUNK = 256
+"""Images per task of a decoding thread, and per copy."""
 MADE_GREY = "%d of %d images are stored in colour and were read as grey ones"
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Size = tuple[int, int]
-"""Height and width."""
+"""Height and width in pixels."""
 Allocate = Callable[[tuple[int, int, int, int]], np.ndarray]
-"""Makes the uint8 array of a shape that images are decoded into."""
+"""Makes the uint8 array [n, C, H, W] that images are decoded into."""
+
+_large_images = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Images as a source lists them before any is decoded: training images first, then test images."""
+    """The images of a source before any pixels are decoded: training images first, then test images."""
 
     names: Sequence[str]
-    open: Callable[[int], Image.Image]  # reads the header only
-    labels: np.ndarray  # int64; -1 unknown
-    trains: int  # images before this one are for training
+    """One name per image, for messages."""
+    open: Callable[[int], Image.Image]
+    """Opens the image at a position, and reads its header only."""
+    labels: np.ndarray
+    """int64 [n]; -1: unknown."""
+    trains: int
+    """The number of training images."""
     classes: tuple[str, ...]
-    holders: tuple[str, ...] = ()  # client folders
-    holder: np.ndarray | None = None  # int64, for each image its place in holders; -1 nobody
+    holders: tuple[str, ...] = ()
+    """Names of the clients that hold images, if the source says so."""
+    holder: np.ndarray | None = None
+    """int64 [n]: the index in ``holders`` of the client that holds the image; -1: none."""
     notes: tuple[str, ...] = ()
-    pixels: np.ndarray | None = None  # uint8 [n, C, H, W] where nothing needs decoding
+    """What the user should know, one line each."""
+    pixels: np.ndarray | None = None
+    """uint8 [n, C, H, W], where the images are arrays already."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The images that could be read, as they are cached."""
+    """The images of a `Listing` that could be read, with the same fields."""
 
-    images: np.ndarray  # uint8 [n, C, H, W]
+    images: np.ndarray
+    """uint8 [n, C, H, W]"""
     labels: np.ndarray
     trains: int
     classes: tuple[str, ...]
@@ -66,27 +83,39 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Source:
-    """A place of images: the files whose change makes a cached copy stale, and how to list the images."""
+    """A place of images: a name, the files that make it, and the function that lists its images."""
 
     name: str
-    files: tuple[Path, ...]  # none: reading them is as fast as reading a cache
+    files: tuple[Path, ...]
+    """A change of these files makes a cached copy stale; empty: there is nothing to cache."""
     listing: Callable[[], Listing]
 
 
+class Unsupported(ValueError):
+    """Raised for an image that is whole, but too large or of a kind that cannot be used."""
+
+
 def open_image(data: bytes | Path) -> Image.Image:
-    """Open an image and check its header; pixels are decoded on use."""
-    image = _opened(data)
+    """Open an encoded image and read its header; its pixels are decoded on first use.
+
+    Raises `Unsupported` for more pixels than `MAX_PIXELS` or a mode without a known range, and Pillow's
+    errors for damaged files and unknown formats.
+    """
+    with warnings.catch_warnings():
+        # Our own limit replaces Pillow's warning.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS)
     try:
-        check_pixels(image)
+        if image.format != "JPEG" and image.width * image.height > MAX_PIXELS:
+            raise Unsupported(
+                f"a {image.width}x{image.height} {image.format} has more than {MAX_PIXELS >> 20} Mi pixels; "
+                "make it smaller"
+            )
         check_mode(image)
-    except ValueError:
+    except Unsupported:
         image.close()
         raise
     return image
-
-
-class Unsupported(ValueError):
-    """Raised for an image that is whole, but whose values cannot be used."""
 
 
 def check_mode(image: Image.Image) -> None:
@@ -95,28 +124,6 @@ def check_mode(image: Image.Image) -> None:
         raise Unsupported(
             f"an image of mode {image.mode} has 32-bit pixels, whose range is not known; convert it to 8 or 16 bits"
         )
-
-
-def _opened(data: bytes | Path) -> Image.Image:
-    source = io.BytesIO(data) if isinstance(data, bytes) else data
-    with warnings.catch_warnings():
-        # Our own limits replace what Pillow warns of.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        try:
-            return Image.open(source, formats=FORMATS)
-        except Image.DecompressionBombError:
-            # Pillow looks at the number of pixels alone, and a JPEG need not be decoded whole.
-            start = data[:3] if isinstance(data, bytes) else _first_bytes(data)
-            if start != b"\xff\xd8\xff":
-                raise TooLarge("it has more than 178 million pixels; make it smaller") from None
-            return JpegImagePlugin.JpegImageFile(
-                io.BytesIO(data) if isinstance(data, bytes) else data
-            )
-
-
-def _first_bytes(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(3)
 
 
 def _is_sixteen_bit(image: Image.Image) -> bool:
@@ -132,24 +139,39 @@ def in_colour(image: Image.Image) -> bool:
     return image.mode not in GREY_MODES and not _is_sixteen_bit(image)
 
 
+def reason(error: Exception) -> str:
+    """Return in one line why an image cannot be read, from the error that opening or decoding it raised."""
+    if isinstance(error, UnidentifiedImageError):
+        return f"it is no image of {', '.join(FORMATS)}"
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError):
+        return text
+    if isinstance(error, OSError):
+        return error.strerror or text
+    return f"it is damaged: {text}"
+
+
 def decode(
     listing: Listing, size: Size | None, channels: int | None, allocate: Allocate | None = None
 ) -> Decoded:
-    """Return all readable images at one ``size`` (height, width), or at their most common size.
+    """Return all readable images of a listing in one size and with one number of channels.
 
-    ``channels`` is 1 or 3; None means 1 if every image is grey, else 3.
+    ``size``: height and width; None: the most common size. ``channels``: 1 or 3; None: 1 if every image
+    is grey, else 3. ``allocate`` makes the array for the images; None: in memory.
+
+    Raises ValueError if there are no images, or more than `MAX_UNREADABLE` of them cannot be read.
     """
     if not len(listing.labels):
         raise ValueError("there are no images")
-    fits = listing.pixels is not None and size in (None, listing.pixels.shape[2:])
-    if listing.pixels is not None and fits and channels in (None, listing.pixels.shape[1]):
-        images, kept = listing.pixels, np.ones(len(listing.labels), bool)
-        notes: tuple[str, ...] = ()
-    else:
-        images, kept, notes = _render(listing, size, channels, allocate or _in_memory)
+    pixels, kept = listing.pixels, np.ones(len(listing.labels), bool)
+    notes: tuple[str, ...] = ()
+    fits = pixels is not None and size in (None, pixels.shape[2:])
+    if pixels is None or not fits or channels not in (None, pixels.shape[1]):
+        allocate = allocate or (lambda shape: np.empty(shape, np.uint8))
+        pixels, kept, notes = _render(listing, size, channels, allocate)
     holder = listing.holder if listing.holder is not None else np.full(len(kept), -1, np.int64)
     return Decoded(
-        images=images,
+        images=pixels,
         labels=listing.labels[kept],
         trains=int(kept[: listing.trains].sum()),
         classes=listing.classes,
@@ -159,53 +181,56 @@ def decode(
     )
 
 
-def _in_memory(shape: tuple[int, int, int, int]) -> np.ndarray:
-    return np.empty(shape, np.uint8)
-
-
 def _render(
     listing: Listing, size: Size | None, channels: int | None, allocate: Allocate
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return the readable images, which of all images these are, and notes."""
     count = len(listing.labels)
-    headers = _parallel(lambda place: _try_image(listing, place, _header), count)
+    errors: dict[int, Exception] = {}
+
+    def attempt(place: int, job: Callable[[Image.Image], T]) -> T | None:
+        try:
+            with listing.open(place) as image:
+                return job(image)
+        except Exception as error:  # a damaged file can raise nearly anything inside a decoder
+            errors[place] = error
+            return None
+
+    headers = _parallel(lambda place: attempt(place, _header), count)
+    _unreadable(listing, errors)
     known = [header for header in headers if header]
-    _check_readable(listing, np.array([header is not None for header in headers]))
     sizes = Counter(shape for shape, _ in known)
     # Ties go to the larger image, so that the outcome does not depend on the order of files.
     width, height = size[::-1] if size else max(sizes, key=lambda s: (sizes[s], s))
-    to_grey = channels == 1
-    channels = channels or (3 if any(colour for _, colour in known) else 1)
-    images = allocate((count, channels, height, width))
+    depth = channels or (3 if any(colour for _, colour in known) else 1)
+    images = allocate((count, depth, height, width))
 
-    def fill(place: int) -> bool:
-        if headers[place] is None:
-            return False
-        decoded = _try_image(listing, place, lambda one: pixels_of(one, (width, height), channels))
-        if decoded is not None:
-            images[place] = decoded
-        return decoded is not None
+    def fill(place: int) -> None:
+        if place not in errors:
+            pixels = attempt(place, lambda image: pixels_of(image, (width, height), depth))
+            images[place] = 0 if pixels is None else pixels
 
-    kept = np.array(_parallel(fill, count), bool)
-    notes = _check_readable(listing, kept)
+    _parallel(fill, count)
+    kept = np.array([place not in errors for place in range(count)])
+    notes = _unreadable(listing, errors)
     read = [header for header, good in zip(headers, kept, strict=True) if header and good]
-    if other := sum(shape != (width, height) for shape, _ in read):
+    other = sum(shape != (width, height) for shape, _ in read)
+    if other and size is None:
         notes += (
             f"{other} of {count} images had another size and were resized to {width}x{height}",
         )
-    if to_grey and (made_grey := sum(colour for _, colour in read)):
+    if channels == 1 and (made_grey := sum(colour for _, colour in read)):
         notes += (MADE_GREY % (made_grey, count),)
     return _without_gaps(images, kept), kept, notes
 
 
 def _without_gaps(images: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Move the ``kept`` images to the front, in place, and return them."""
+    """Move the ``kept`` images to the front in place, as they may not fit in memory, and return them."""
     places = np.flatnonzero(kept)
     if len(places) < len(images):
         for first in range(0, len(places), CHUNK):
-            images[first : first + CHUNK][: len(places) - first] = images[
-                places[first : first + CHUNK]
-            ]
+            some = places[first : first + CHUNK]
+            images[first : first + len(some)] = images[some]
     return images[: len(places)]
 
 
@@ -219,71 +244,54 @@ def _parallel(job: Callable[[int], T], count: int) -> list[T]:
         warnings.catch_warnings(),
         ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool,
     ):
-        # Stricter limits and our own notes replace what Pillow warns of.
+        # Our own limits and notes replace Pillow's warnings.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         warnings.simplefilter("ignore", UserWarning)
         return [done for part in pool.map(chunk, range(0, count, CHUNK)) for done in part]
 
 
-def _try_image(listing: Listing, place: int, job: Callable[[Image.Image], T]) -> T | None:
-    """Return ``job`` of an image, or None if it cannot be opened or decoded."""
-    try:
-        with listing.open(place) as image:
-            return job(image)
-    except TooLarge as error:
-        log.warning("%.200r is left out: %s", listing.names[place], error)
-    except Exception:  # a damaged file can raise nearly anything inside a decoder
-        pass
-    return None
+def _alone(image: Image.Image) -> AbstractContextManager[Any]:
+    """Return a lock that lets one thread at a time decode a large image, because a few of them fill a memory."""
+    return _large_images if image.width * image.height > LARGE else nullcontext()
 
 
 def _header(image: Image.Image) -> tuple[tuple[int, int], bool]:
     """Return the width and height as seen upright, and whether the image is in colour."""
-    width, height = sides(image)
-    return (height, width) if turn(image) >= 5 else (width, height), in_colour(image)
+    with _alone(image):  # Pillow decodes a PNG to look for EXIF data behind its pixels
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    # Pillow turns a TIFF by itself.
+    turned = orientation >= 5 and image.format != "TIFF"
+    return image.size[::-1] if turned else image.size, in_colour(image)
 
 
-def pixels_of(
-    image: Image.Image, size: tuple[int, int], channels: int, room: int | None = None
-) -> np.ndarray:
-    """Return uint8 [C, H, W]: upright, in 1 or 3 channels, at ``size`` (width, height)."""
-    image = shrunk(image, size, room)
-    sixteen_bit = _is_sixteen_bit(image)
-    image = ImageOps.exif_transpose(image)
-    if sixteen_bit:
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode == "LAB":  # Pillow has no direct way from it to grey
-        image = image.convert("RGB")
-    image = image.convert("L" if channels == 1 else "RGB")
-    if image.size != size:
-        image = image.resize(size, Image.Resampling.BILINEAR)
+def pixels_of(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    """Return uint8 [C, H, W]: upright, in 1 or 3 ``channels``, at ``size`` (width, height)."""
+    if image.width * image.height > LARGE:  # a JPEG's decoder can skip pixels; others ignore this
+        image.draft(None, (GAP * max(size), GAP * max(size)))
+    with _alone(image):
+        sixteen_bit = _is_sixteen_bit(image)
+        image = ImageOps.exif_transpose(image)
+        if sixteen_bit:
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        if image.mode == "LAB":  # Pillow has no direct way from it to grey
+            image = image.convert("RGB")
+        image = image.convert("L" if channels == 1 else "RGB")
+        if image.size != size:
+            image = image.resize(size, Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _check_readable(listing: Listing, kept: np.ndarray) -> tuple[str, ...]:
-    """Return a note that counts and names unreadable images; raise above the limit."""
-    lost = np.flatnonzero(~kept)
-    if not lost.size:
+def _unreadable(listing: Listing, errors: dict[int, Exception]) -> tuple[str, ...]:
+    """Return a note that counts and names unreadable images; raise ValueError above the limit."""
+    if not errors:
         return ()
-    first = ", ".join(listing.names[place] for place in lost[:5])
-    first += ", ..." if lost.size > 5 else ""
-    unreadable = f"{lost.size} of {kept.size} images could not be read"
-    reason = next(filter(None, (_reason(listing, place) for place in lost[:5])), None)
-    if lost.size > MAX_UNREADABLE * kept.size:
-        formats = f"remove or replace them (formats read: {', '.join(FORMATS)})"
+    lost, count = sorted(errors), len(listing.labels)
+    first = ", ".join(listing.names[place] for place in lost[:5]) + ", ..." * (len(lost) > 5)
+    why = f"{first} ({listing.names[lost[0]]}: {reason(errors[lost[0]])})"
+    if len(lost) > MAX_UNREADABLE * count:
         raise ValueError(
-            f"{unreadable}, above the limit of {MAX_UNREADABLE:.0%}: {first}; {reason or formats}"
+            f"{len(lost)} of {count} images could not be read, above the limit of {MAX_UNREADABLE:.0%}: {why}; "
+            "remove or replace them"
         )
-    return (f"{unreadable} and were left out: {first}" + (f"; {reason}" if reason else ""),)
-
-
-def _reason(listing: Listing, place: int) -> str | None:
-    """Return why an image that is whole cannot be used; None for any other."""
-    try:
-        listing.open(place).close()
-    except Unsupported as error:
-        return str(error)
-    except Exception:  # as above
-        return None
-    return None
+    return (f"{len(lost)} of {count} images could not be read and were left out: {why}",)

@@ -7,29 +7,25 @@ There are two forms. A root with a ``train`` or ``test`` folder has the first:
   where the folders say who holds what.
 - clients: ``<client>/*``, no labels and no test images. Images directly in the root make one client.
 
-Class and client folders may hold folders of their own. Images are regular files with a known
-suffix; hidden files and folders are skipped, other files and hidden classes and clients are counted in a note.
-Links are followed. A device (`semisfl join`) takes `everything` below its folder instead, and follows no link out of it.
+Class and client folders may hold folders of their own. Images are regular files with a known suffix. Files
+and folders whose names begin with a dot are skipped; all other files that are not used are counted in a
+note. Links are followed. A device (`semisfl join`) takes `everything` below its folder instead.
 """
 
 import logging
 import os
-import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from semisfl.data.decode import Listing, Source, open_image
-from semisfl.files import is_utf8
 from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
-SYSTEM = {"__MACOSX", "@eaDir"}
-"""Folders that unpacking an archive of a Mac and some network drives put beside images."""
 
 
 def has_classes(root: Path) -> bool:
@@ -38,64 +34,32 @@ def has_classes(root: Path) -> bool:
 
 
 def source(root: Path) -> Source:
-    """Return the images under a folder. The form is decided here, before any image is read."""
+    """Return the images under a folder; its form is decided here, before any image is read.
+
+    Raises ValueError if the folder, a class or a client has no images, or a class has test images only.
+    """
+    images = _Images(root)
     folders = {folder.name for folder in folders_in(root)}
-    collected = _Collected(root)
+    classes: tuple[str, ...] = ()
     if folders & {"train", "test"}:
-        classes = _by_class(collected, folders)
+        classes = images.add_classes(folders)
     else:
-        classes = ()
-        _by_client(collected, root)
-    if not collected.files:
-        raise ValueError(f"{root} holds no images ({_suffixes()}); name another folder")
-    for name in (*classes, *collected.holders):
-        if not is_utf8(name):
-            encoding = sys.getfilesystemencoding()
-            fix = "rename it" if encoding == "utf-8" else "set PYTHONUTF8=1, or rename it"
-            raise ValueError(
-                f"the name of the folder {name!a} in {root} is not {encoding.upper()}; {fix}"
-            )
-    return Source(_name(root), tuple(collected.files), lambda: collected.listing(classes))
+        images.add_clients(root)
+    return images.source(classes)
 
 
 def everything(root: Path) -> Source:
-    """Return every image below a folder, in whatever subfolders: what a device holds."""
-    collected = _Collected(root)
-    collected.add(root, follow_links=False)
-    return Source(_name(root), tuple(collected.files), lambda: collected.listing(()))
+    """Return every image below a folder, in whatever subfolders: what a device holds.
 
-
-def check_images(root: Path) -> None:
-    """Raise `ValueError` if no image lies below a folder; log nothing else of what is left out."""
-    files = files_below(root, follow_links=False, quiet=True)
-    if not any(_is_image(file) and _lies_in(root, file) for file in files):
-        everything(root)
-
-
-def _name(root: Path) -> str:
-    """Return the folder's own name, also for ``.`` and ``..``."""
-    return root.resolve().name if root.name in ("", "..") else root.name
-
-
-def inside(root: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the files that lie in ``root``: what a device may use.
-
-    Links that lead out of it are not followed: anyone who can put a link into the folder could
-    otherwise make the device use private images elsewhere.
+    Raises ValueError if there is none.
     """
-    kept = [file for file in files if _lies_in(root, file)]
-    if outside := len(files) - len(kept):
-        log.warning("not followed, as they lead out of %s: %s", root, counted(outside, "link"))
-    return kept
+    images = _Images(root)
+    images.add(root)
+    return images.source(())
 
 
-def _lies_in(root: Path, file: Path) -> bool:
-    """Return whether a file does, wherever links lead; `resolve` would raise an error for a loop of links."""
-    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root))
-
-
-class _Collected:
-    """Image files with the label, split and holder that their folders give them."""
+class _Images:
+    """Image files with the label, split and client that their folders give them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -104,54 +68,63 @@ class _Collected:
         self.holder: list[int] = []
         self.holders: list[str] = []
         self.trains = 0
-        self.others: list[Path] = []
-        self.loose: list[Path] = []
-        """Images that lie beside class folders, so that no class is known of them."""
-        self.hidden: list[Path] = []
-        """Folders of images that would be classes or clients if their names began with another letter."""
-        self.unused: list[Path] = []
-        """Folders beside ``train``, ``test`` and the clients': ``val``, ``unlabelled``."""
 
-    def add(
-        self,
-        folder: Path,
-        *,
-        label: int = -1,
-        test: bool = False,
-        holder: int = -1,
-        follow_links: bool = True,
-    ) -> None:
-        files = list(files_below(folder, follow_links=follow_links))
-        images = [file for file in files if _is_image(file)]
-        if not follow_links:
-            images = inside(folder, images)
+    def add(self, folder: Path, *, label: int = -1, test: bool = False, holder: int = -1) -> None:
+        """Add the images below a folder, which all have this label, split and client."""
+        images = list(images_below(folder))
         if not images:
-            raise ValueError(f"{folder} holds no images ({_suffixes()}); fill or remove it")
+            suffixes = ", ".join(sorted(SUFFIXES))
+            raise ValueError(f"{folder} holds no images (looked for {suffixes}); fill or remove it")
         self.files += images
-        self.others += [file for file in files if not _is_image(file)]
         self.labels += [label] * len(images)
         self.holder += [holder] * len(images)
         self.trains += 0 if test else len(images)
 
-    def add_clients(self, folders: list[Path]) -> None:
-        for folder in folders:
+    def add_clients(self, parent: Path) -> None:
+        """Add one client per folder in ``parent``; if there is none, ``parent`` is one client."""
+        for folder in folders_in(parent) or [parent]:
             self.holders.append(folder.name)
             self.add(folder, holder=len(self.holders) - 1)
 
-    def listing(self, classes: tuple[str, ...]) -> Listing:
-        notes = []
-        elsewhere = [
-            file for folder in self.unused for file in files_below(folder) if _is_image(file)
-        ]
-        for files, noun, where in (
-            (self.others, "file", "other than images"),
-            (self.loose, "image", "in no class folder"),
-            (self.hidden, "hidden folder", "of images"),
-            (elsewhere, "image", "outside train, test, unlabeled and clients"),
-        ):
-            if files:
-                first = ", ".join(str(file.relative_to(self.root)) for file in files[:5])
-                notes.append(f"skipped {counted(len(files), noun)} {where}: {first}")
+    def add_classes(self, folders: set[str]) -> tuple[str, ...]:
+        """Add class folders, and images without a label beside them; return the names of the classes."""
+        root = self.root
+        for name in ("train", "test"):
+            if name not in folders:
+                raise ValueError(
+                    f"{root} has no folder {name!r}; it needs train/ and test/ by class"
+                )
+        trained = folders_in(root / "train")
+        classes = sorted({class_name(folder.name) for folder in trained})
+        for folder in trained:
+            self.add(folder, label=classes.index(class_name(folder.name)))
+        for name in ("clients", "unlabeled"):
+            if name == "unlabeled" and name in folders and not folders_in(root / name):
+                self.add(root / name)
+            elif name in folders:
+                self.add_clients(root / name)
+        for folder in folders_in(root / "test"):
+            if class_name(folder.name) not in classes:
+                raise ValueError(
+                    f"{folder} is a class without training images; add train/{folder.name}"
+                )
+            self.add(folder, label=classes.index(class_name(folder.name)), test=True)
+        return tuple(classes)
+
+    def source(self, classes: tuple[str, ...]) -> Source:
+        """Return the files as a source. Files that are not used are looked for when it is listed."""
+        name = Path(os.path.abspath(self.root)).name
+        return Source(name, tuple(self.files), lambda: self._listing(classes))
+
+    def _listing(self, classes: tuple[str, ...]) -> Listing:
+        used = set(self.files)
+        notes: tuple[str, ...] = ()
+        if others := [file for file in files_below(self.root) if file not in used]:
+            first = ", ".join(str(file.relative_to(self.root)) for file in others[:5])
+            notes = (
+                f"skipped {counted(len(others), 'file')} (not an image, or in no folder of a class or client): "
+                f"{first}" + ", ..." * (len(others) > 5),
+            )
         return Listing(
             names=[file.relative_to(self.root).as_posix() for file in self.files],
             open=lambda place: open_image(self.files[place]),
@@ -160,118 +133,46 @@ class _Collected:
             classes=classes,
             holders=tuple(self.holders),
             holder=np.array(self.holder, np.int64),
-            notes=tuple(notes),
+            notes=notes,
         )
-
-
-def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
-    root = collected.root
-    for name in ("train", "test"):
-        if name not in folders:
-            raise ValueError(f"{root} has no folder {name!r}; it needs train/ and test/ by class")
-    trained = folders_in(root / "train")
-    classes = sorted({class_name(folder.name) for folder in trained})
-    if len(classes) < 2:
-        raise ValueError(
-            f"{root / 'train'} has {counted(len(classes), 'class folder')} ({', '.join(classes) or 'none'}); "
-            "at least 2 are needed, one folder per class"
-        )
-    for folder in trained:
-        collected.add(folder, label=classes.index(class_name(folder.name)))
-    _unlabeled(collected, folders)
-    tested = folders_in(root / "test")
-    if not tested:
-        raise ValueError(
-            f"{root / 'test'} has no class folders; put test images into one folder per class"
-        )
-    for folder in tested:
-        if class_name(folder.name) not in classes:
-            raise ValueError(
-                f"{folder} is a class without training images; add train/{folder.name}"
-            )
-        collected.add(folder, label=classes.index(class_name(folder.name)), test=True)
-    collected.loose = [*_loose(root / "train"), *_loose(root / "test")]
-    collected.hidden += [*hidden_folders(root / "train"), *hidden_folders(root / "test")]
-    used = {"train", "test", "unlabeled", "clients"}
-    collected.unused = [root / name for name in sorted(folders - used)]
-    return tuple(classes)
-
-
-def _unlabeled(collected: _Collected, folders: set[str]) -> None:
-    names = sorted(folders & {"unlabeled", "clients"})
-    if len(names) == 2:
-        raise ValueError(f"{collected.root} has both clients/ and unlabeled/; keep one of them")
-    if names == ["unlabeled"] and not folders_in(collected.root / "unlabeled"):
-        collected.add(collected.root / "unlabeled")
-    elif names:
-        _by_client(collected, collected.root / names[0])
-
-
-def _by_client(collected: _Collected, parent: Path) -> None:
-    folders = folders_in(parent)
-    collected.hidden += hidden_folders(parent)
-    if folders and (loose := _loose(parent)):
-        raise ValueError(
-            f"{parent} mixes images ({loose[0].name}) and folders ({folders[0].name}); "
-            "put every image into a client's folder"
-        )
-    collected.add_clients(folders or [parent])
 
 
 def class_name(text: str) -> str:
-    """Return a class's name in the composed form: names that look alike, such as é in one or two code points, are one."""
+    """Return a class's name in Unicode's composed form.
+
+    Names that look alike are then one name: an archive made on a Mac has two code points for one é.
+    """
     return unicodedata.normalize("NFC", text)
 
 
 def folders_in(parent: Path) -> list[Path]:
-    """Return the folders in a folder that are not hidden, in order."""
-    return sorted(entry for entry in parent.iterdir() if entry.is_dir() and not _hidden(entry.name))
+    """Return the folders in a folder in the order of their names, without those that begin with a dot."""
+    return sorted(
+        entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
 
 
-def hidden_folders(parent: Path) -> list[Path]:
-    """Return the folders of images in a folder that begin with a dot, in order."""
-    dotted = sorted(entry for entry in parent.glob(".*") if entry.is_dir())
-    return [folder for folder in dotted if any(map(_is_image, files_below(folder, quiet=True)))]
+def images_below(folder: Path) -> Iterator[Path]:
+    """Yield the image files below a folder; a pipe or a device is none, as reading it may never end."""
+    return (
+        file for file in files_below(folder) if file.suffix.lower() in SUFFIXES and file.is_file()
+    )
 
 
-def _hidden(name: str) -> bool:
-    """Return whether a file or folder is hidden, or a folder that a system puts beside its user's."""
-    return name.startswith(".") or name in SYSTEM
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield every file below a folder, in the same order on every machine; names with a dot are skipped.
 
-
-def _loose(parent: Path) -> list[Path]:
-    """Return the images directly in a folder."""
-    return [file for file in sorted(parent.iterdir()) if _is_image(file) and not _hidden(file.name)]
-
-
-def _is_image(file: Path) -> bool:
-    """Return whether a regular file is named as an image; to read a pipe or a device may never end."""
-    return file.suffix.lower() in SUFFIXES and file.is_file()
-
-
-def files_below(folder: Path, *, follow_links: bool = True, quiet: bool = False) -> Iterator[Path]:
-    """Yield every file below a folder that is not hidden, in the same order on every machine.
-
-    Without ``follow_links``, folders behind links are left out; else each folder is read once.
-    A warning names what is left out, unless ``quiet``.
+    Links are followed, and each folder is read once. A warning names folders that cannot be read.
     """
     seen = set(map(str, folder.resolve().parents))  # a link that leads up would mix classes
-    onerror = None if quiet else _left_out
-    for place, below, names in os.walk(folder, onerror=onerror, followlinks=follow_links):
+    for place, below, names in os.walk(folder, onerror=_left_out, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             below.clear()
             continue
         seen.add(real)
-        below[:] = sorted(name for name in below if not _hidden(name))
-        links = [] if follow_links else [name for name in below if Path(place, name).is_symlink()]
-        if links and not quiet:
-            log.warning("not followed in %s: %s to folders", place, counted(len(links), "link"))
-        yield from (Path(place, name) for name in sorted(names) if not _hidden(name))
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _left_out(error: OSError) -> None:
     log.warning("%s cannot be read and is left out: %s", error.filename, error.strerror)
-
-
-def _suffixes() -> str:
-    return f"looked for {', '.join(sorted(SUFFIXES))}"

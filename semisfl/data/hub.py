@@ -27,12 +27,12 @@ def is_copy(path: Path) -> bool:
 
 
 def copy(path: Path, subset: str | None = None) -> Source:
-    """Return the set in a local copy; ``subset`` chooses one where a copy holds several."""
+    """Return the set in a local copy; ``subset`` names one of the sets of a copy that has several."""
     if subset and (path / subset).is_dir():
         return copy(path / subset)
     if (path / "dataset_dict.json").exists():
         files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
-        return Source(path.name, files, lambda: listing(_read(path, "load_from_disk", str(path))))
+        return Source(path.name, files, lambda: listing(_library().load_from_disk(str(path))))
     files = _parquet(path)
     splits: dict[str, list[str]] = {}
     for file in files:
@@ -40,23 +40,8 @@ def copy(path: Path, subset: str | None = None) -> Source:
     return Source(
         path.name,
         files,
-        lambda: listing(_read(path, "load_dataset", "parquet", data_files=splits)),
+        lambda: listing(_library().load_dataset("parquet", data_files=splits)),
     )
-
-
-def _read(path: Path, function: str, *arguments: Any, **options: Any) -> Any:
-    """Call a function of the library; raise ValueError with the reason if the copy cannot be read."""
-    library = _library()
-    try:
-        return getattr(library, function)(*arguments, **options)
-    except Exception as error:  # damaged files fail in the ways of three libraries
-        raise ValueError(
-            f"{path} cannot be read as a copy of a Hugging Face data set: {_reason(error.__cause__ or error)}"
-        ) from error
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _parquet(path: Path) -> tuple[Path, ...]:
@@ -65,13 +50,17 @@ def _parquet(path: Path) -> tuple[Path, ...]:
 
 
 def download(entry: NamedData) -> Source:
-    """Fetch a named set from the hub; it is kept in the library's own cache."""
+    """Fetch a named set from the hub; the library keeps it in its own cache.
+
+    Raises ValueError if the package ``datasets`` is not installed or the hub cannot be reached.
+    """
     library = _library()
     try:
         splits = library.load_dataset(entry.repository, entry.subset)
     except Exception as error:  # the network fails in the ways of three libraries
+        first_line = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{entry.name} could not be fetched from the hub ({entry.repository}: {_reason(error)}); "
+            f"{entry.name} could not be fetched from the hub ({entry.repository}: {first_line}); "
             "point SEMISFL_DATA at a local copy"
         ) from error
     files = {Path(part["filename"]) for held in splits.values() for part in held.cache_files}
@@ -93,7 +82,8 @@ def _library() -> ModuleType:
 def listing(splits: Any, image: str | None = None, label: str | None = None) -> Listing:
     """List the images of a set's splits (name -> table): train, unlabelled, then test.
 
-    ``image`` and ``label`` name the columns; None: the usual names are looked for.
+    ``image`` and ``label`` name the columns; None: the usual names are looked for. Raises ValueError if a
+    split or a column is missing.
     """
     test = next((name for name in TEST_SPLITS if name in splits), None)
     if "train" not in splits or test is None:
@@ -106,7 +96,7 @@ def listing(splits: Any, image: str | None = None, label: str | None = None) -> 
     bytes_only = _library().Image(decode=False)  # so that our own allow-list of formats holds
     tables = [splits[name].cast_column(image, bytes_only) for name in order]
     labels = [
-        np.full(len(table), -1) if name == "unlabeled" else _labels(table[label][:], name, label)
+        np.full(len(table), -1) if name == "unlabeled" else np.array(table[label][:], np.int64)
         for name, table in zip(order, tables, strict=True)
     ]
     starts = np.cumsum([0, *(len(table) for table in tables)])
@@ -128,16 +118,6 @@ def listing(splits: Any, image: str | None = None, label: str | None = None) -> 
         trains=int(starts[-2]),
         classes=tuple(known or map(str, range(int(labels[0].max()) + 1))),
     )
-
-
-def _labels(values: Any, split: str, column: str) -> np.ndarray:
-    labels = np.array(values)
-    if labels.size and labels.dtype.kind not in "iu":
-        other = next(value for value in values if type(value) is not int)
-        raise ValueError(
-            f"the column {column} of {split} holds {other!r}; it must hold whole numbers, -1 for unknown"
-        )
-    return labels.astype(np.int64)
 
 
 def _column(table: Any, names: tuple[str, ...]) -> str:

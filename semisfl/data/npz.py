@@ -1,16 +1,15 @@
 """Read packed ``.npz`` files: encoded images or plain arrays, with labels and split, in shards."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from semisfl.data.decode import Listing, Source, open_image
-from semisfl.data.large import TooLarge
-from semisfl.engine.hardware import free_memory
-from semisfl.settings.counts import amount, counted
+from semisfl.settings.counts import counted
 
 SHARD = re.compile(r"_(\d+)of(\d+)$")
 
@@ -44,87 +43,47 @@ def find(path: Path) -> list[Path]:
 
 def source(files: Sequence[Path]) -> Source:
     """Return the set of encoded images (``bytes``, ``offsets``) or plain arrays (``x``) in files."""
-    encoded = "bytes" in _arrays(files[0])
+    with _opened(files[0]) as arrays:
+        encoded = "bytes" in arrays.files
     return Source(
         name=group(files[0])[0],
         files=tuple(files) if encoded else (),
-        listing=lambda: _read(files, ("bytes", "offsets") if encoded else ("x",)),
+        listing=lambda: _listing(files),
     )
 
 
-def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Return the wanted arrays of a file; if none are wanted, an empty one for each that it has."""
+@contextmanager
+def _opened(file: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """Open a file of arrays; raise ValueError for one that is damaged, holds objects or lacks an array."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            if not wanted:
-                return {name: np.empty(0) for name in arrays.files}
-            _check_room(arrays, {*wanted, "index"})
-            missing = [name for name in wanted if name not in arrays.files]
-            present = {name: arrays[name] for name in wanted if name in arrays.files}
-            if "index" in arrays.files:
-                present["index"] = arrays["index"]
-    except TooLarge as error:
-        raise ValueError(f"{file} {error}") from None
+            yield arrays
     except Exception as error:  # damaged zip members raise from zlib, struct and numpy alike
         raise ValueError(f"{file} is not a readable .npz of plain arrays: {error}") from error
-    if missing:
-        raise ValueError(f"{file} lacks the arrays {', '.join(missing)}; add them")
-    return present
 
 
-def _check_room(arrays: np.lib.npyio.NpzFile, wanted: set[str]) -> None:
-    """Raise `TooLarge` if arrays unpack to more than is free, by the sizes in the archive; no more is unpacked."""
-    members = arrays.zip.infolist() if arrays.zip is not None else []
-    size = sum(one.file_size for one in members if one.filename.removesuffix(".npy") in wanted)
-    free = free_memory()
-    if free is not None and size > free:
-        raise TooLarge(
-            f"unpacks to {amount(size)} and {amount(free)} of memory are free; split it, or use files of images"
-        )
-
-
-def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return one file's arrays, checked: every image has a label, a split and its bytes."""
-    shard = _arrays(file, (*payload, "labels", "split", "classes"))
-    shard.setdefault("index", np.arange(shard["labels"].size))
-    for name in shard.keys() - {"x", "bytes"}:
-        if shard[name].ndim != 1 or shard[name].dtype.kind not in ("iu", "UT")[name == "classes"]:
-            kind = "names" if name == "classes" else "whole numbers"
-            raise ValueError(
-                f"{file} has {name} of {shard[name].dtype} {list(shard[name].shape)}; "
-                f"it must be a list of {kind}"
-            )
-    count = len(shard["labels"])
+def _shard(file: Path) -> dict[str, np.ndarray]:
+    """Return one file's arrays: every image has a label, a split and its bytes."""
+    with _opened(file) as arrays:
+        payload = ("bytes", "offsets") if "bytes" in arrays.files else ("x",)
+        shard = {name: arrays[name] for name in (*payload, "labels", "split", "classes")}
+        count = len(shard["labels"])
+        shard["index"] = arrays["index"] if "index" in arrays.files else np.arange(count)
     if "x" in shard:
         shard["x"] = with_channels(shard["x"], f"{file}: x")
-    held = len(shard["offsets"]) - 1 if "offsets" in shard else len(shard["x"])
+    held = len(shard["x"]) if "x" in shard else len(shard["offsets"]) - 1
     if not count == held == len(shard["split"]) == len(shard["index"]):
         raise ValueError(
             f"{file} has {counted(count, 'label')} but {counted(held, 'image')}; they must pair up"
         )
     if not np.isin(shard["split"], (0, 1)).all():
         raise ValueError(f"{file} has split values other than 0 (train) and 1 (test); correct them")
-    if "offsets" in shard:
-        offsets = shard["offsets"].astype(np.int64)
-        if (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > len(shard["bytes"]):
-            raise ValueError(f"{file} has offsets that leave its {len(shard['bytes'])} bytes")
     return shard
 
 
-def _read(files: Sequence[Path], payload: Sequence[str]) -> Listing:
+def _listing(files: Sequence[Path]) -> Listing:
     """List all shards as one set, each split in the order of ``index``."""
-    shards = [_shard(file, payload) for file in files]
-    classes = tuple(str(name) for name in shards[0]["classes"])
-    for file, shard in zip(files, shards, strict=True):
-        if tuple(str(name) for name in shard["classes"]) != classes:
-            raise ValueError(
-                f"{file} and {files[0]} name different classes; give all shards one list"
-            )
-        if "x" in shard and shard["x"].shape[1:] != shards[0]["x"].shape[1:]:
-            raise ValueError(
-                f"{file} has images of {list(shard['x'].shape[1:])} and {files[0]} of "
-                f"{list(shards[0]['x'].shape[1:])}; give all shards one size"
-            )
+    shards = [_shard(file) for file in files]
     joined = {
         name: np.concatenate([shard[name] for shard in shards])
         for name in ("labels", "split", "index")
@@ -151,7 +110,7 @@ def _read(files: Sequence[Path], payload: Sequence[str]) -> Listing:
         open=encoded if pixels is None else lambda place: picture(pixels[place]),
         labels=joined["labels"][order].astype(np.int64),
         trains=int((joined["split"] == 0).sum()),
-        classes=classes,
+        classes=tuple(map(str, shards[0]["classes"])),
         notes=(missing,) if len(files) < total else (),
         pixels=pixels,
     )

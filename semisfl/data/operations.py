@@ -177,11 +177,6 @@ def _sources(
     return to_device(index, device), to_device(inside, device)
 
 
-def table_bytes(height: int, width: int) -> int:
-    """Return the bytes of the tables that are kept for images of this size."""
-    return AFFINE * LEVELS * 9 * height * width if height * width <= TABLE_PIXELS else 0
-
-
 def _affine(matrix: Matrix) -> "Operation":
     def apply(images: Tensor, levels: np.ndarray) -> Tensor:
         height, width = images.shape[2:]

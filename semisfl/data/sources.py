@@ -1,4 +1,7 @@
-"""Find images by name or path: ``load("digits")``, ``load("path/to/images")``."""
+"""Find images by name or path: ``load("digits")``, ``load("path/to/images")``.
+
+A run may take the clients' images from another place than the labelled ones: `join`.
+"""
 
 import os
 from dataclasses import replace
@@ -6,10 +9,11 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from semisfl.data import cached, hub, npz, places
+from semisfl.data import hub, npz, places
 from semisfl.data.dataset import Dataset
-from semisfl.data.decode import Listing, Source
+from semisfl.data.decode import Source
 from semisfl.settings import lookup
 from semisfl.settings.entries import NamedData
 
@@ -20,7 +24,6 @@ def load(
     size: int | None = None,
     like: Dataset | None = None,
     tested: bool = True,
-    labeled_only: bool = False,
     cache: Path | None = None,
 ) -> Dataset:
     """Return a named set, or the images at a path.
@@ -36,7 +39,6 @@ def load(
     Images at a path are normalised by 0.5 and 0.5. Images of different sizes are resized to the most
     common size, or to ``size`` squared; the ``notes`` of the result say so. With ``like``, images get
     the size, channels and statistics of that set. Only sets that are ``tested`` need test images.
-    ``labeled_only`` leaves out images without a label at a path.
     """
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel; use 1 or more")
@@ -49,41 +51,11 @@ def load(
             f"data {name!r} is neither a known set ({', '.join(lookup.DATA.all())}) nor a path to images"
             f"{_searched()}"
         )
-    if labeled_only:
-        dataset = replace(_dataset(_labeled(source), None, size, like, cache), name=source.name)
-    else:
-        dataset = _dataset(source, None, size, like, cache)
-    return _checked(dataset, tested)
+    return _checked(_dataset(source, None, size, like, cache), tested)
 
 
 load_data = load
 """The package's public name: its `load` opens a trained model."""
-
-
-def _labeled(source: Source) -> Source:
-    """Return the images of a source that have a label, and its test images: what a server of devices uses."""
-
-    def listing() -> Listing:
-        whole = source.listing()
-        places = np.arange(len(whole.labels))
-        kept = places[(whole.labels >= 0) | (places >= whole.trains)]
-        trains = int((kept < whole.trains).sum())
-        if not trains or len(kept) == len(places):
-            return whole
-        holder = None if whole.holder is None else whole.holder[kept]
-        held = holder is not None and (holder >= 0).any()
-        return replace(
-            whole,
-            names=[whole.names[place] for place in kept],
-            open=lambda place: whole.open(int(kept[place])),
-            labels=whole.labels[kept],
-            trains=trains,
-            holders=whole.holders if held else (),
-            holder=holder if held else None,
-            pixels=None if whole.pixels is None else whole.pixels[kept],
-        )
-
-    return Source(f"{source.name}-labeled", source.files, listing)
 
 
 def _named(entry: NamedData, size: int | None, like: Dataset | None, cache: Path | None) -> Dataset:
@@ -91,17 +63,9 @@ def _named(entry: NamedData, size: int | None, like: Dataset | None, cache: Path
         package, _, file = entry.file.partition(":")
         source = npz.source([Path(str(resources.files(package) / file))])
     else:
-        source = _in_environment(entry.name, entry.subset) or _download(entry)
+        source = _in_environment(entry.name, entry.subset) or hub.download(entry)
         source = replace(source, name=entry.name)
     return _dataset(source, entry, size, like, cache)
-
-
-def _download(entry: NamedData) -> Source:
-    if entry.repository is None:
-        raise ValueError(
-            f"{entry.name} is not in SEMISFL_DATA, and no other place is known for it; put it there"
-        )
-    return hub.download(entry)
 
 
 def _in_environment(name: str, subset: str | None = None) -> Source | None:
@@ -128,7 +92,7 @@ def _dataset(
     normalised_as = like or entry
     side = size or (entry.size if entry else None)
     sides = like.shape[1:] if like else (side, side) if side else None
-    decoded = cached.decoded(
+    decoded = places.decoded(
         source, sides, len(normalised_as.mean) if normalised_as else None, cache
     )
     return Dataset.from_decoded(source.name, decoded, normalised_as)
@@ -157,3 +121,36 @@ def _searched() -> str:
     place = os.environ.get("SEMISFL_DATA")
     unset = "; a relative name is looked for here and in the folder SEMISFL_DATA, which is not set"
     return f", nor in SEMISFL_DATA = {place}" if place else unset
+
+
+def join(labeled: Dataset, unlabeled: Dataset) -> Dataset:
+    """Return one data set of two (``data.unlabeled``): the server's images first, then the clients'.
+
+    Of ``labeled`` only the labelled training images and the test images are used. Of ``unlabeled`` the
+    test images are left out, and if it has client folders, also images outside them. The clients' labels
+    are kept, for the partition and statistics, if both sets have the same classes. Raises ValueError if
+    ``labeled`` has no labelled image.
+    """
+    known = labeled.labels >= 0
+    if not known.any():
+        raise ValueError(
+            f"{labeled.name} has no labelled training images for the server; add some, or set data.name to another set"
+        )
+    # Images outside client folders, or in a single one, are divided among all clients.
+    holders = unlabeled.clients if unlabeled.clients and len(unlabeled.clients) > 1 else None
+    images, labels, clients = unlabeled.images, unlabeled.labels, None
+    served = int(known.sum())
+    if holders:
+        taken = np.sort(np.concatenate(list(holders.values())))
+        images, labels = images[taken], labels[taken]
+        clients = {name: served + np.searchsorted(taken, rows) for name, rows in holders.items()}
+    if unlabeled.classes != labeled.classes:
+        labels = torch.full_like(labels, -1)
+    return replace(
+        labeled,
+        images=torch.cat([labeled.images[known], images]),
+        labels=torch.cat([labeled.labels[known], labels]),
+        clients=clients,
+        served=served,
+        notes=(*labeled.notes, *unlabeled.notes),
+    )

@@ -6,6 +6,7 @@ empty) or test. ``client`` names the client that holds an image without a label.
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,29 +39,26 @@ def tested(file: Path) -> list[tuple[str, Path]]:
 
 
 def _lines(file: Path) -> list[dict[str, str]]:
+    """Return the lines as texts by column; raise ValueError for the first that makes no sense."""
+    lines: list[dict[str, str]] = []
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             reader = csv.DictReader(text)
-            columns = [name.strip() for name in reader.fieldnames or ()]
-            reader.fieldnames = columns
-            if missing := {"path", "label"} - set(columns):
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            if missing := {"path", "label"} - set(reader.fieldnames):
                 raise ValueError(
-                    f"{file} has the columns {', '.join(columns) or '(none)'}; it lacks "
-                    f"{', '.join(sorted(missing))}; commas separate columns"
+                    f"{file} lacks the columns {', '.join(sorted(missing))}; commas separate columns"
                 )
-            if double := [name for name in COLUMNS if columns.count(name) > 1]:
-                raise ValueError(f"{file} has the column {double[0]} twice; keep one of them")
-            lines = []
-            first: dict[str, int] = {}
             for values in reader:
                 lines.append(_line(file, reader.line_num, values))
-                _refuse_twice(file, reader.line_num, lines[-1]["path"], first)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text; save it as CSV in UTF-8") from error
-    except (OSError, csv.Error) as error:
-        raise ValueError(f"{file} cannot be read as CSV: {error}") from error
     if not lines:
         raise ValueError(f"{file} lists no image; add a line per image")
+    places = Counter(os.path.normpath(line["path"]) for line in lines)
+    if twice := [path for path, count in places.items() if count > 1]:
+        # It would have two labels, or be trained and tested on.
+        raise ValueError(f"{file} lists {twice[0]!r} twice; list it once")
     return lines
 
 
@@ -74,21 +72,12 @@ def _line(file: Path, number: int, values: Mapping[str | None, str | None]) -> d
         )
     if line["split"] not in ("", "train", "test"):
         raise ValueError(f"{where}: split = {line['split']!r}; use train or test")
-    if line["split"] == "test" and not line["label"]:
-        raise ValueError(f"{where}: a test image needs a label")
     if line["client"] and (line["label"] or line["split"] == "test"):
         raise ValueError(
             f"{where}: client = {line['client']!r} holds an image without a label, for training; "
             "empty label and split, or client"
         )
     return line
-
-
-def _refuse_twice(file: Path, number: int, path: str, first: dict[str, int]) -> None:
-    """Raise ValueError for an image of an earlier line: it would have two labels, or be trained and tested on."""
-    before = first.setdefault(os.path.normpath(path), number)
-    if before != number:
-        raise ValueError(f"{file}, line {number}: {path!r} is in line {before} too; list it once")
 
 
 def _listing(lines: list[dict[str, str]], paths: list[Path]) -> Listing:

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from semisfl.data import npz, sources
 from semisfl.data import partition as partitions
-from semisfl.data.cached import MAPPED_FROM
 from semisfl.data.dataset import Dataset
-from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
@@ -18,6 +16,8 @@ from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
 
+LARGE_SET = 2**30
+"""Bytes of images from which on they are not compared with the test images, which would take long."""
 FAINT = 60
 """Images whose darkest and brightest pixels are closer than this, of 255, have few grey levels to learn from."""
 
@@ -27,7 +27,7 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
     data = load_images(config.data.name, config)
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
-        data, known = join(data, others), others.classes == data.classes
+        data, known = sources.join(data, others), others.classes == data.classes
         dealt = passed is None and data.clients is None
         if config.data.partition.kind == "dirichlet" and not known and dealt:
             log.warning(
@@ -141,13 +141,9 @@ def check_partition(partition: Partition, data: Dataset) -> None:
         log.warning("the server has no labelled image of %s", ", ".join(missing[:5]))
 
 
-def load_images(
-    name: str, config: Config, like: Dataset | None = None, *, labeled_only: bool = False
-) -> Dataset:
+def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
     """Load images by name or path, at the configured size, or at the size of ``like``."""
-    data = sources.load(
-        name, size=config.data.size, like=like, tested=like is None, labeled_only=labeled_only
-    )
+    data = sources.load(name, size=config.data.size, like=like, tested=like is None)
     for note in data.notes:
         log.warning("%s", note)
     _warn_of_faint(data)
@@ -157,7 +153,7 @@ def load_images(
 
 def _warn_of_copies(data: Dataset, tests: Tensor) -> None:
     """Count training images that are test images too. Published sets and those on disk are taken as they are."""
-    if lookup.DATA.find(data.name) or data.images.nbytes >= MAPPED_FROM:
+    if lookup.DATA.find(data.name) or data.images.nbytes >= LARGE_SET:
         return
     tested = {hash(image.tobytes()) for image in tests.numpy()}
     if copies := sum(hash(image.tobytes()) in tested for image in data.images.numpy()):

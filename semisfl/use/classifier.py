@@ -59,7 +59,7 @@ class Predictions:
         ]
 
 
-def listed_pictures(images: Pictures, *, follow_links: bool = True) -> ListedPictures:
+def listed_pictures(images: Pictures) -> ListedPictures:
     """Return every picture on its own; folders become the files in them, as in `pictures.files_of`."""
     if isinstance(images, np.ndarray):
         images = torch.from_numpy(np.ascontiguousarray(images))
@@ -72,7 +72,7 @@ def listed_pictures(images: Pictures, *, follow_links: bool = True) -> ListedPic
         if isinstance(picture, Image.Image):
             single.append(picture)
         elif isinstance(picture, str | os.PathLike):
-            single += pictures.files_of([picture], follow_links=follow_links)
+            single += pictures.files_of([picture])
         else:
             raise TypeError(
                 f"a picture is a {type(picture).__name__}; give files, folders or Pillow images, or all pixels as "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from semisfl.data import hub, sources, table
-from semisfl.data.folder import class_name, folders_in, hidden_folders
+from semisfl.data.folder import class_name, folders_in
 from semisfl.runs.scores import Scores
 from semisfl.settings.counts import counted
 from semisfl.use import pictures
@@ -126,9 +126,6 @@ def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, lis
     folders = folders_in(place)
     if not folders:
         raise ValueError(f"{place} has no class folders; put the images of each class in one")
-    if hidden := hidden_folders(place):
-        names = ", ".join(folder.name for folder in hidden[:5])
-        log.warning("skipped %s of images: %s", counted(len(hidden), "hidden folder"), names)
     named = [(class_name(folder.name), folder) for folder in folders]
     for name, folder in named:
         _check_known(str(folder), name, classes)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from semisfl.data.large import LARGE
+from semisfl.data.decode import LARGE
 from semisfl.files import write_whole
 from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
@@ -108,8 +108,8 @@ def _about_model(model: Classifier) -> str:
         f"{_numbers(about.mean)} and standard deviation {_numbers(about.std)} of values in 0 to 1\n"
         f"- image files: turned upright by their EXIF orientation, converted to {'grey' if channels == 1 else 'RGB'}, "
         f"and resized to {width} x {height} pixels by bilinear interpolation, without keeping the aspect ratio; "
-        "do the same where you call the model, since another resizing changes answers; those of more than "
-        f"{LARGE / 1e6:.1f} million pixels are first reduced by a whole factor, which changes answers a little\n"
+        "do the same where you call the model, since another resizing changes answers; a JPEG of more than "
+        f"{LARGE / 1e6:.1f} million pixels is decoded at a fraction of its size first, which changes answers a little\n"
         f"- output: class probabilities [n, {len(about.classes)}], in the order above\n"
         f"- cut: the bottom gives {model.network.features} features per image\n"
         f"- network: the {about.network} of a run of {_title(about.method)} (`{about.method}`), "

@@ -194,11 +194,8 @@ class ModelClient:
     # --- asking ----------------------------------------------------------------------------------
 
     def predict(self, images: Pictures) -> Predictions:
-        """Classify images, as `Classifier.predict` does; raise `PolicyBreach` beyond the policy's caps.
-
-        Links that lead out of a folder are not followed, as in training.
-        """
-        listed = listed_pictures(images, follow_links=False)
+        """Classify images, as `Classifier.predict` does; raise `PolicyBreach` beyond the policy's caps."""
+        listed = listed_pictures(images)
         self._spend(listed)
         rows = protocol.rows_per_call(self.model.features, self._codec)
         return predictions(listed, self.model.shape, self.model.classes, self._answers, rows)

@@ -12,9 +12,8 @@ import torch
 from PIL import Image, ImageChops
 from torch import Tensor
 
-from semisfl.data import folder, unreadable
-from semisfl.data.decode import GREY_MODES, check_mode, open_image, pixels_of
-from semisfl.data.large import shrunk
+from semisfl.data import folder
+from semisfl.data.decode import GREY_MODES, check_mode, open_image, pixels_of, reason
 from semisfl.models.shapes import Shape
 
 Picture = str | os.PathLike[str] | Image.Image
@@ -30,23 +29,14 @@ class Skipped(NamedTuple):
     reason: str
 
 
-def files_of(places: Iterable[str | os.PathLike[str]], *, follow_links: bool = True) -> list[Path]:
-    """Return the named files, and for a folder every image file below it that is not hidden, in order.
-
-    Without ``follow_links`` those that lead out of such a folder are left out.
-    """
+def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the named files, and for a folder every image file below it that is not hidden, in order."""
     files: list[Path] = []
     for place in map(Path, places):
         if not place.is_dir():
             files.append(place)
             continue
-        inside = [
-            file
-            for file in sorted(folder.files_below(place, follow_links=follow_links))
-            if file.suffix.lower() in folder.SUFFIXES
-        ]
-        if not follow_links:
-            inside = folder.inside(place, inside)
+        inside = sorted(folder.images_below(place))
         if not inside:
             raise ValueError(
                 f"{place} holds no images ({', '.join(sorted(folder.SUFFIXES))}); name another folder"
@@ -119,11 +109,10 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
         with open_image(path) as image:
             return _pixels(image, (width, height), channels)
     except Exception as error:  # a damaged file can raise nearly anything inside a decoder
-        raise ValueError(unreadable.reason(error)) from error
+        raise ValueError(reason(error)) from error
 
 
 def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
-    image = shrunk(image, size)
     # Grey images become colour without loss, as in training; colour images are never made grey.
     if channels == 1 and image.mode not in GREY_MODES and not _is_grey(image):
         raise ValueError(

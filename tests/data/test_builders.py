@@ -1,6 +1,5 @@
 """Data sets made of what people have: arrays, torch and Hugging Face data sets, CSV files, TIFF."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl import Dataset, Partition, train
-from semisfl.data import cached, decode
+from semisfl import Dataset, train
+from semisfl.data import decode
 from semisfl.data.sources import load
 from tests import toy
 
@@ -41,19 +40,6 @@ def test_arrays_with_channels_first_or_last(kind: str, channels_last: bool) -> N
     assert data.mean == (0.5, 0.5, 0.5)
 
 
-def test_arrays_read_backwards_are_as_good() -> None:
-    data = Dataset.from_arrays(
-        CHW[:, ::-1], LABELS[::-1], TEST_CHW[:, :, :, ::-1], TEST_LABELS[::-1], classes=("a", "b")
-    )
-    assert torch.equal(data.images, torch.from_numpy(CHW).flip(1))
-    assert torch.equal(data.test_images, torch.from_numpy(TEST_CHW).flip(3))
-    assert data.labels.tolist() == LABELS.tolist()[::-1]
-    rows = np.arange(6)[::-1]
-    held = Partition(labeled=rows[:2], clients=(rows[2:],), validation=rows[:0])
-    assert torch.from_numpy(held.labeled).tolist() == [5, 4]
-    assert torch.from_numpy(held.clients[0]).tolist() == [3, 2, 1, 0]
-
-
 def test_grey_floats_names_and_unlabelled_images() -> None:
     grey, words = noise(6, 8, 8), np.array(["dog", "cat"] * 3)
     data = Dataset.from_arrays(
@@ -73,24 +59,12 @@ def test_arrays_lie_in_host_memory_whatever_torchs_default_device_is() -> None:
     assert data.test_labels.tolist() == [*LABELS[:4]]
 
 
-def test_class_names_may_be_bytes() -> None:
-    words = np.array([b"dog", "Käse".encode()] * 2)
-    data = Dataset.from_arrays(noise(4, 8, 8), words, noise(4, 8, 8), words)
-    assert data.classes == ("Käse", "dog") and data.labels.tolist() == [1, 0] * 2
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({0: "photos"}, TypeError, "images is a str; it must be a numpy array or a torch tensor"),
-        ({0: None}, TypeError, "images is a NoneType"),
         ({0: CHW.astype(np.float32)}, ValueError, "floats from .* to 255; give uint8"),
         ({0: noise(6, 4, 8, 8)}, ValueError, r"images is uint8 \[6, 4, 8, 8\]; it must be"),
-        (
-            {1: LABELS.astype(float)},
-            ValueError,
-            "labels is float64 .* whole numbers or class names",
-        ),
+        ({1: LABELS.astype(float)}, ValueError, "labels is float64 .* whole number or class name"),
         (
             {1: LABELS[:, None]},
             ValueError,
@@ -98,7 +72,6 @@ def test_class_names_may_be_bytes() -> None:
         ),
         ({1: np.eye(2)[LABELS]}, ValueError, r"labels is float64 \[6, 2\]; it must be \[n\]"),
         ({1: [["a"]] * 6}, ValueError, r"labels is <U1 \[6, 1\]; it must be \[n\]"),
-        ({1: np.array([None] * 6)}, ValueError, r"labels is object \[6\]; it must hold whole"),
         ({1: LABELS[:3]}, ValueError, r"labels is torch.int64 \[3\]; it must be torch.int64 \[6\]"),
         ({3: np.array(["owl"] * 4), 1: np.array(["a", "b"] * 3)}, ValueError, "class 'owl'; known"),
     ],
@@ -171,37 +144,11 @@ def test_mean_and_std_may_be_computed(of: Any) -> None:
         assert {type(value) for value in (*data.mean, *data.std)} == {float}
 
 
-@pytest.mark.parametrize("value", [0.5, "half", [None] * 3])
-def test_a_mean_that_is_no_list_of_numbers_is_named(value: Any) -> None:
-    for make in (direct, partial(Dataset.from_arrays, CHW, LABELS, TEST_CHW, TEST_LABELS)):
-        with pytest.raises(ValueError, match=r"mean is .*; it must be one number per channel"):
-            make(mean=value, std=(0.5,) * 3)
-
-
-def test_a_number_of_classes_is_no_list_of_names() -> None:
-    pairs = Pairs([(picture(n), n % 2) for n in range(4)])
-    arrays = CHW, LABELS, TEST_CHW, TEST_LABELS
-    for make in (
-        direct,
-        partial(Dataset.from_arrays, *arrays),
-        partial(Dataset.from_torch, pairs, pairs),
-    ):
-        with pytest.raises(
-            ValueError, match=r"classes is 2; it must be a list of the classes' names"
-        ):
-            make(classes=2)
-
-
 def direct(**changed: Any) -> Dataset:
     """Return a data set made by the constructor."""
     tensors = (torch.from_numpy(array) for array in (CHW, LABELS, TEST_CHW, TEST_LABELS))
     usual = {"classes": ("a", "b"), "mean": (0.5,) * 3, "std": (0.5,) * 3, **changed}
     return Dataset("x", usual["classes"], *tensors, mean=usual["mean"], std=usual["std"])
-
-
-def test_the_constructor_names_what_it_was_given() -> None:
-    with pytest.raises(TypeError, match=r"images is a ndarray; it must be a torch\.Tensor"):
-        Dataset("x", ("a", "b"), CHW, *[torch.zeros(1)] * 3, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def test_arrays_can_be_trained_on() -> None:
@@ -246,46 +193,24 @@ def test_torch_pictures_are_resized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "message"),
-    [
-        (object(), "train is a object; it must be a torch data set"),
-        (Pairs([picture(0)]), r"item 0 of train is a Image; it must be a pair \(image, label\)"),
-        (Pairs([(picture(0), "cat")]), "label of item 0 of train is 'cat'; it must be a whole"),
-        (Pairs([(picture(0), 1.5)]), "label of item 0 of train is 1.5; it must be a whole"),
-        (
-            Pairs([(picture(0), torch.tensor(0.5))]),
-            r"train is tensor\(0.5000\); it must be a whole",
-        ),
-        (
-            Pairs([(picture(0), torch.ones(2))]),
-            r"train is tensor\(\[1., 1.\]\); it must be a whole",
-        ),
-    ],
-)
-def test_wrong_torch_data_sets_get_one_line(one: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        Dataset.from_torch(one, Pairs([(picture(0), 0)]))
-
-
-@pytest.mark.parametrize(
     ("image", "message"),
     [
         (
             Image.new("I", (8, 8)),
-            "the image of item 1 of test cannot be used: an image of mode I has",
+            "could not be read.* an image of mode I has",
         ),
         (Image.new("F", (8, 8)), "an image of mode F has 32-bit pixels, whose range is not known"),
         (
             torch.randn(3, 8, 8),
-            "item 1 of test holds floats from .*give uint8 values, or floats from",
+            "test holds floats from .*give uint8 values, or floats from",
         ),
-        (torch.zeros(4, 8, 8), "item 1 of test is uint8 .* must be"),
+        (torch.zeros(4, 8, 8), "test is uint8 .* must be"),
     ],
 )
 def test_torch_images_without_a_range_are_refused(image: Any, message: str) -> None:
     good = (picture(0), 0)
     with pytest.raises(ValueError, match=message):
-        Dataset.from_torch(Pairs([good] * 40), Pairs([good, (image, 1)]))
+        Dataset.from_torch(Pairs([good] * 4), Pairs([good, (image, 1)]))
 
 
 def test_hugging_face_columns_by_name() -> None:
@@ -345,12 +270,8 @@ def test_a_csv_file_lists_images(tmp_path) -> None:
     [
         ("all/99.png,cat,,", "line 2: 'all/99.png' is no file; paths are relative to"),
         ("all/1.png,cat,later,", "line 2: split = 'later'; use train or test"),
-        ("all/1.png,,test,", "line 2: a test image needs a label"),
         ("all/1.png,cat,,camera", "client = 'camera' holds an image without a label"),
-        (
-            "all/1.png,cat,,\nall/../all/1.png,cat,test,",
-            "line 3: 'all/../all/1.png' is in line 2 too; list it once",
-        ),
+        ("all/1.png,cat,,\nall/../all/1.png,cat,test,", "lists 'all/1.png' twice; list it once"),
     ],
 )
 def test_wrong_lines_of_a_csv_file_are_named(tmp_path, line: str, message: str) -> None:
@@ -362,22 +283,6 @@ def test_a_csv_file_of_another_encoding(tmp_path) -> None:
     (tmp_path / "list.csv").write_bytes("path,label\n1.png,bär\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"list\.csv is not UTF-8 text; save it as CSV in UTF-8"):
         load(str(tmp_path / "list.csv"))
-
-
-def test_a_csv_file_without_the_columns(tmp_path) -> None:
-    with pytest.raises(
-        ValueError, match="has the columns file, class; it lacks label, path; commas separate"
-    ):
-        load(str(listed(tmp_path, header="file,class")))
-    with pytest.raises(ValueError, match="has the column label twice; keep one of them"):
-        load(str(listed(tmp_path, header="path,label,label")))
-    with pytest.raises(ValueError, match="lists no image"):
-        load(str(listed(tmp_path)))
-    with pytest.raises(ValueError, match=r"no test images.*write split = test in their lines"):
-        load(str(listed(tmp_path, "all/0.png,a", "all/1.png,b", header="path,label")))
-    spaced = "path, label, split"
-    lines = [f"all/{n}.png, {'ab'[n % 2]}, {('train', 'test')[n // 4]}" for n in range(8)]
-    assert load(str(listed(tmp_path, *lines, header=spaced))).classes == ("a", "b")
 
 
 @pytest.mark.parametrize("suffix", ["tif", "tiff", "png", "pgm"])
@@ -396,7 +301,7 @@ def test_thirty_two_bit_files_get_the_reason(tmp_path) -> None:
         for name in ("cat", "dog"):
             save(tmp_path / "set" / split / name / "0.tif", np.zeros((8, 8), np.float32))
     with pytest.raises(
-        ValueError, match=r"0\.tif; an image of mode F has 32-bit pixels, whose range"
+        ValueError, match=r"0\.tif: an image of mode F has 32-bit pixels, whose range"
     ):
         Dataset.from_folder(tmp_path / "set")
 
@@ -404,8 +309,6 @@ def test_thirty_two_bit_files_get_the_reason(tmp_path) -> None:
 def test_a_folder_that_is_not_there(tmp_path) -> None:
     with pytest.raises(ValueError, match="none does not exist; give a folder"):
         Dataset.from_folder(tmp_path / "none")
-    with pytest.raises(TypeError, match="path is a int; it must be a str or a Path"):
-        Dataset.from_folder(3)  # type: ignore[arg-type]
 
 
 # --- sets that stay on disk -----------------------------------------------------------------------
@@ -419,37 +322,28 @@ def folder_of(root: Path, each: int = 30) -> Path:
     return root
 
 
-def test_a_large_set_is_decoded_once_and_mapped_from_disk(tmp_path, monkeypatch) -> None:
+def test_a_set_is_decoded_once_and_mapped_from_disk(tmp_path, monkeypatch) -> None:
     root = folder_of(tmp_path / "set")
     (root / "train" / "cat" / "004.png").write_bytes(b"damaged")
-    small = load(str(root), cache=tmp_path / "in-memory")
-    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
     monkeypatch.setattr(decode, "CHUNK", 7)  # so that closing the gap takes several copies
     mapped = load(str(root))
     (pixels,) = (tmp_path / "cache").glob("*.npy")
     assert pixels.stat().st_size >= 120 * 3 * 8 * 8
-    for field in ("images", "labels", "test_images", "test_labels"):
-        assert torch.equal(getattr(mapped, field), getattr(small, field)), field
-    assert mapped.notes == small.notes and "1 of 120 images could not be read" in mapped.notes[0]
+    kept = [number for number in range(30) if number != 4]
+    expected = torch.from_numpy(
+        np.stack([noise(8, 8, 3, seed=n).transpose(2, 0, 1) for n in (*kept, *range(30))])
+    )
+    assert torch.equal(mapped.images, expected)
+    assert "1 of 120 images could not be read" in mapped.notes[0]
     monkeypatch.setattr(decode, "decode", lambda *_: pytest.fail("decoded again"))
     again = load(str(root))
-    assert torch.equal(again.images, small.images)
+    assert torch.equal(again.images, expected) and again.notes == mapped.notes
     mapped_files = Path("/proc/self/maps").read_text(encoding="utf-8")
     assert pixels.name in mapped_files, "the images were read into memory"
 
 
-def test_a_mapped_set_that_lost_its_images_is_decoded_again(tmp_path, monkeypatch) -> None:
-    root = folder_of(tmp_path / "set", each=2)
-    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
-    first = load(str(root)).images.clone()
-    (pixels,) = (tmp_path / "cache").glob("*.npy")
-    pixels.write_bytes(pixels.read_bytes()[:500])
-    assert torch.equal(load(str(root)).images, first)
-
-
 def test_decoding_that_is_stopped_leaves_nothing(tmp_path, monkeypatch) -> None:
     root = folder_of(tmp_path / "set", each=2)
-    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -458,10 +352,3 @@ def test_decoding_that_is_stopped_leaves_nothing(tmp_path, monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         load(str(root))
     assert not list((tmp_path / "cache").iterdir())
-
-
-def test_a_mapped_set_can_be_trained_on(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
-    data = load(str(folder_of(tmp_path / "set")), size=16)
-    config = toy.values("semisfl", "rounds=1", "data.labeled=10")
-    assert 0 <= train(config, data=data).accuracy <= 100

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from semisfl.costs import about_images
-from semisfl.data import elsewhere, sources
+from semisfl.data import sources
 from semisfl.data.partition import split
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.runs import start
@@ -72,16 +72,6 @@ def test_clients_hold_all_of_the_other_place_at_the_labelled_ones_size(
     assert len(data.test_images) == 24
 
 
-@pytest.mark.parametrize("again", ["labeled", "loose/../labeled", "labeled/train"])
-def test_clients_cannot_hold_the_labelled_images_by_another_spelling(
-    place: Path, again: str
-) -> None:
-    with pytest.raises(
-        ValueError, match=r"data\.unlabeled has the images of data\.name.*; leave it"
-    ):
-        load_data(config_of(place, again))
-
-
 def test_photographs_beside_grey_images_are_said_to_become_grey(place: Path) -> None:
     data, _ = load_data(
         config_of(place, "loose", f"data.name={place / 'packed.npz'}", "data.labeled=4")
@@ -108,7 +98,7 @@ def test_an_unreachable_skew_is_reported(place: Path, caplog: pytest.LogCaptureF
 
 
 def test_labels_of_the_same_classes_are_kept_for_the_partition() -> None:
-    data = elsewhere.join(toy.dataset(40, seed=1), toy.dataset(200, seed=2))
+    data = sources.join(toy.dataset(40, seed=1), toy.dataset(200, seed=2))
     assert data.served == 40 and torch.equal(data.labels[40:], toy.dataset(200, seed=2).labels)
     held = split(
         data.labels.numpy(),
@@ -164,4 +154,4 @@ def test_unsupported_settings_are_refused_with_the_reason(place: Path) -> None:
         pass
     unknown = sources.load(str(place / "loose"))
     with pytest.raises(ValueError, match="loose has no labelled training images"):
-        elsewhere.join(unknown, unknown)
+        sources.join(unknown, unknown)

@@ -39,7 +39,6 @@ def test_a_device_says_what_it_did(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = tmp_path / "status.json"
-    (images / "elsewhere").symlink_to(tmp_path)
     with network(tiny(1)) as net:
 
         def serve() -> None:
@@ -59,7 +58,6 @@ def test_a_device_says_what_it_did(
     assert report["bytes_sent"] == pytest.approx(received, rel=0.01)
     assert report["bytes_received"] == pytest.approx(sent, rel=0.01)
     errors = capsys.readouterr().err
-    assert errors.count(f"not followed in {images}: 1 link to folders") == 1
     line = errors.strip().splitlines()[-1]
     assert line == (
         "the run is finished; 2 rounds with 6 images, no bound on bits per image, "

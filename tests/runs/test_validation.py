@@ -12,8 +12,8 @@ import torch
 from semisfl import load
 from semisfl.cli.main import main
 from semisfl.data.dataset import Dataset
-from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition, set_aside
+from semisfl.data.sources import join
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.experiment import Experiment

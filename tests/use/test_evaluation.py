@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -98,20 +97,6 @@ def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
     assert evaluation.images == 1 and [Path(s.image).name for s in evaluation.skipped] == [
         "bad.png"
     ]
-
-
-def test_evaluate_names_hidden_class_folders(
-    trained: Trained,
-    images: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
-    for name in ("colour1", ".colour2"):
-        (tmp_path / name).symlink_to(images / "colour1")
-    evaluate_on(load(trained("supervised")[0]), tmp_path)
-    assert caplog.messages == ["skipped 1 hidden folder of images: .colour2"]
 
 
 def test_evaluate_knows_a_class_by_how_it_looks(

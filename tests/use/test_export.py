@@ -211,7 +211,7 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
         f"SHA-256 of the labelled images with labels: `{best.digests['labeled']}`",
         f"`clients.total = {best.settings['clients']['total']}` (preset: 10)",
         "converted to RGB, and resized to 12 x 12 pixels by bilinear interpolation",
-        "those of more than 4.2 million pixels are first reduced by a whole factor",
+        "a JPEG of more than 4.2 million pixels is decoded at a fraction of its size first",
         f"Macro-F1 {best.macro_f1:.1f} %. Recall of each class:",
         f"- colour3: {best.recall_by_class[3]:.1f} %",
     ):

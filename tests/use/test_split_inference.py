@@ -125,22 +125,6 @@ def test_more_images_than_a_call_takes(
     assert split_inference.rows_per_call(10**7, "fp32") == 1
 
 
-def test_links_out_of_a_folder_are_not_followed(
-    server: ModelServer, authority: Path, images: Path, tmp_path: Path
-) -> None:
-    """Images outside the folder are not sent; a link named on the command line may be."""
-    first, second = sorted(images.rglob("*.png"))[:2]
-    folder = tmp_path / "camera"
-    folder.mkdir()
-    (folder / "own.png").write_bytes(first.read_bytes())
-    (folder / "again.png").symlink_to(folder / "own.png")
-    (folder / "elsewhere.png").symlink_to(second)
-    with connect(server, authority) as client:
-        names = client.predict(folder).names
-        assert [Path(name).name for name in names] == ["again.png", "own.png"]
-        assert len(client.predict(folder / "elsewhere.png").names) == 1
-
-
 # --- who may not, and what may not be asked -------------------------------------------------------
 
 

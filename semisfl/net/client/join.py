@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from semisfl.data import decode, folder, unreadable
-from semisfl.data.large import TooLarge
+from semisfl.data import decode, folder
 from semisfl.models.shapes import Shape
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
@@ -28,7 +27,7 @@ from semisfl.stopping import StopFlag
 log = brief_logger(__name__)
 
 NAMED = 3
-"""Unreadable images that are named; only images that are too large are named all."""
+"""Unreadable images that are named."""
 
 
 def join(
@@ -63,7 +62,7 @@ def join(
     owner = Owner.of_device(policy, certificates, accept)
     if policy is not None:
         log.info("this device's policy: %s", owner.policy.summary())
-    folder.check_images(data)  # fail now, not once a server has sent its terms
+    folder.everything(data)  # fail now, not once a server has sent its terms
     stop = stop or StopFlag()
     target = Target(address, credentials, insecure_loopback, name)
     connection = Connection(target, owner, allow_methods=allow_methods)
@@ -106,9 +105,8 @@ def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple
             kept += 1
         except Exception as error:  # a damaged file can raise nearly anything inside a decoder
             lost += 1
-            if lost <= NAMED or isinstance(error, TooLarge):
-                why = unreadable.reason(error)
-                log.warning("%.200r is left out: %s", listing.names[place], why)
+            if lost <= NAMED:
+                log.warning("%.200r is left out: %s", listing.names[place], decode.reason(error))
     if not kept:
         raise ConfigError(
             f"none of {counted(count, 'image')} in {root} can be read; formats: {', '.join(decode.FORMATS)}"
