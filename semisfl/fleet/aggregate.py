@@ -45,9 +45,12 @@ def combine(
     reference: State,
     held_back: HeldBack,
 ) -> State:
-    """Return the states of several clients as one; ``reference`` is what they were sent."""
+    """Return the states of several clients as one; ``reference`` is what they were sent.
+
+    Fewer than `FEWEST` clients are averaged whatever the rule: none of two can be the judge of the other.
+    """
     rows = list(states.values())
-    if settings.aggregate == "mean":
+    if settings.aggregate == "mean" or len(rows) < FEWEST:
         return mean_state(rows)
     first = rows[0]
     kinds = _kinds(first)
@@ -78,7 +81,7 @@ def combine(
 
 
 def long_updates(states: Mapping[int, State], reference: State) -> set[int]:
-    """Return the clients whose update is over twice as long as the median one; none among two."""
+    """Return the clients whose update is over twice as long as the median one; none of fewer than `FEWEST`."""
     if len(states) < FEWEST:
         return set()
     first, too_long = next(iter(states.values())), set()
@@ -161,10 +164,8 @@ def _shares(lengths: Tensor, most: Tensor) -> Tensor:
 
 
 def _usual(lengths: Tensor) -> Tensor:
-    """Return the median over the clients; of two the shorter one, so that a single client cannot set it."""
-    if lengths.shape[-1] > 2:
-        return lengths.quantile(0.5, dim=-1, keepdim=True)
-    return lengths.amin(-1, keepdim=True)
+    """Return the median over the clients, the last dimension."""
+    return lengths.quantile(0.5, dim=-1, keepdim=True)
 
 
 def _shortened(

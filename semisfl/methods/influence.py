@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from semisfl.fleet.base import Features
 from semisfl.fleet.held_back import HeldBack
 from semisfl.methods.base import Setup
+from semisfl.settings.robust import FEWEST
 
 LONGEST = 2.0
 """Longest feature vector that is used, in median lengths: honest clients differ by less than that."""
@@ -47,9 +48,13 @@ class Influence:
         for sums in (self._agreed, self._kept, self._long, self._unused, self._steps):
             sums.zero_()
 
+    def _limits(self, features: Features) -> bool:
+        """Return whether there are limits in this step: they compare at least `FEWEST` clients."""
+        return self.on and len(features.clients) >= FEWEST
+
     def limited(self, features: Features, active: Sequence[int]) -> Features:
         """Return the features; vectors that are too long are shortened."""
-        if not self.on:
+        if not self._limits(features):
             return features
         student, too_long = self._shortened(features.student.detach(), features)
         teacher, _ = self._shortened(features.teacher, features)
@@ -59,10 +64,7 @@ class Influence:
     def _shortened(self, rows: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """Shorten long rows; also return the share of each client's rows that was too long."""
         lengths = rows.float().norm(dim=1)
-        by_client = lengths.view(len(features.clients), -1).mean(1)
-        # One client of two must not set the median.
-        usual = _median(by_client) if len(by_client) > 2 else by_client.min()
-        most = LONGEST * usual
+        most = LONGEST * _median(lengths.view(len(features.clients), -1).mean(1))
         factors = (most / lengths.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1)
         too_long = (factors < 1).float().view(len(features.clients), -1).mean(1)
         return rows * factors.to(rows.dtype).unsqueeze(1), too_long
@@ -77,7 +79,7 @@ class Influence:
         confident: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return labels and which are used; ``logits`` are the student's, ``labels`` the teacher's."""
-        if not self.on:
+        if not self._limits(features):
             return labels, confident
         places, clients = self._places(features, active), len(features.clients)
         agreed = (logits.argmax(1) == labels) & confident
@@ -99,7 +101,7 @@ class Influence:
     def as_positives(self, features: Features, labels: Tensor, confident: Tensor) -> Tensor:
         """Return which keys may be positives: of each class at most a share of one client's keys."""
         share = self.settings.class_share
-        if not self.on or share == 1:
+        if share == 1 or not self._limits(features):
             return confident
         used = F.one_hot(labels.clamp(min=0), self.classes) * confident.unsqueeze(1)
         by_client = used.view(len(features.clients), features.batch, -1)

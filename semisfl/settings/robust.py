@@ -14,7 +14,8 @@ from semisfl.settings import catalog, lookup
 from semisfl.settings.sections import ConfigError, Section
 
 FEWEST = 3
-"""Fewer clients have no majority: a single one can ruin the run."""
+"""A round of fewer clients has no limits, whatever this section says: of two neither can be the judge of the other.
+The server says so at its start."""
 SERVED = {"aggregate": "clipped_mean", "features": "limited"}
 """The defaults where clients are real and at least `FEWEST` of them take part in a round."""
 

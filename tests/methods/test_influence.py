@@ -39,6 +39,26 @@ def test_without_limits_vectors_are_unchanged() -> None:
     assert limit.as_positives(inputs, labels, confident) is confident
 
 
+def test_a_step_of_two_clients_has_no_limits() -> None:
+    """Of two neither can be the judge of the other; of three one is found out."""
+    for clients in (ACTIVE, ACTIVE[1:]):
+        limit, rows = limited("robust.class_share=0.5"), torch.ones(12 * len(clients), 4)
+        rows[-12:] *= 50
+        inputs = features(rows, clients)
+        labels = torch.tensor([0, 1] * (len(rows) // 2))
+        seen, confident = labels.clone(), torch.ones(len(rows), dtype=torch.bool)
+        seen[-12:] = 1 - labels[-12:]
+        limit.start_round()
+        short = limit.limited(inputs, ACTIVE)
+        used = limit.usable_labels(inputs, ACTIVE, logits_of(seen), labels, confident)
+        positives = limit.as_positives(inputs, torch.zeros_like(labels), confident)
+        if len(clients) == 2:
+            assert (short, *used, positives) == (inputs, labels, confident, confident)
+        else:
+            assert short.student.max() == 2 and not used[1][-12:].any() and used[1][:-12].all()
+            assert positives.sum() == 36 and short is not inputs
+
+
 def test_long_vectors_are_shortened_to_the_limit_and_others_unchanged() -> None:
     limit, rows = limited(), torch.ones(6, 4)
     rows[4:] *= torch.tensor([[50.0], [1.5]])
@@ -99,7 +119,8 @@ def test_a_few_labels_that_differ_are_no_reason_to_ignore_a_client() -> None:
     assert used == [True, True, False]
 
 
-def test_a_client_that_left_is_not_mistaken_for_another() -> None:
+def test_a_client_that_left_is_not_mistaken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.methods.influence.FEWEST", 2)
     limit, held = limited(), HeldBack()
     inputs = features(torch.ones(32, 4), clients=(4, 9))
     labels = torch.tensor([0, 1] * 16)
@@ -135,7 +156,8 @@ def test_the_median_is_taken_over_the_clients_present(count: int) -> None:
 def test_limits_that_nobody_reaches_change_nothing(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = ["rounds=2", "semisfl.confidence_threshold=0.3", "fedswitch.confidence_threshold=0.3"]
+    thresholds = [f"{m}.confidence_threshold=0.3" for m in ("semisfl", "fedswitch")]
+    common = ["rounds=2", "clients.active=3", *thresholds]
     limits = {"as_sent": (2.0, 0.5), "limited": (1e6, 0.0), "limited tightly": (1.0, 0.5)}
     experiments, rows = [], []
     for features, (longest, agreement) in limits.items():
