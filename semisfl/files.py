@@ -1,14 +1,15 @@
-"""Write files whole or not at all, read small JSON files, save pictures, format times and strange texts."""
+"""Write files whole or not at all, read small JSON files, and write times and texts of other machines.
+
+A run may be killed and a disk may be full at any moment: no file of a run is ever half written.
+"""
 
 import contextlib
 import errno
 import json
-import logging
 import math
 import os
 import secrets
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -16,23 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-log = logging.getLogger(__name__)
-
 TEMPORARY = ".tmp"
-FORMS: dict[str, Any] = {
-    "fleet.json": {
-        "waiting": str | None,
-        "clients": [{"client": int, "name": str, "images": int | None}],
-    },
-    "holdings.json": {
-        "classes": [str],
-        "server": [int],
-        "clients": [[int]],
-        "names": ([str], type(None)),
-    },
-    "roster.json": {"index": {str: int}},
-}
-"""The values that small files of a run must have; they may have more."""
 
 
 def write_whole(
@@ -65,25 +50,14 @@ def write_whole(
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be made or downloaded again."""
-    if place := os.environ.get("SEMISFL_CACHE"):
-        return Path(place)
-    try:
-        return Path.home() / ".cache" / "semisfl"
-    except RuntimeError as error:
-        raise ValueError(
-            "this user has no home directory to cache in; set SEMISFL_CACHE to a folder"
-        ) from error
+    """Return the folder for what can be made or downloaded again: ``$SEMISFL_CACHE``, else ``~/.cache/semisfl``."""
+    place = os.environ.get("SEMISFL_CACHE")
+    return Path(place) if place else Path.home() / ".cache" / "semisfl"
 
 
 def printable(text: str) -> str:
     """Return a text from elsewhere without control characters, which could steer a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def is_utf8(name: str) -> bool:
-    """Return whether a file's name is UTF-8: Python holds other bytes as letters that cannot be encoded."""
-    return name.encode(errors="replace").decode() == name
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -115,27 +89,13 @@ def _no_number(name: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the values of a small JSON file; empty if it is missing, damaged or not of its form."""
+    """Return the values of a small JSON file; empty if it is missing, damaged or holds no object."""
     try:
         with open_file(path) as file:
             values = parse_json(file.read())
     except (OSError, ValueError):
         return {}
-    return values if _fits(values, FORMS.get(path.name, {})) else {}
-
-
-def _fits(value: Any, form: Any) -> bool:
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_fits(one, form[0]) for one in value)
-    if isinstance(form, tuple):
-        return any(_fits(value, one) for one in form)
-    if not isinstance(form, dict):
-        return isinstance(value, form)
-    if not isinstance(value, dict):
-        return False
-    if str in form:  # any names
-        return all(_fits(one, form[str]) for one in value.values())
-    return all(_fits(value.get(key), form[key]) for key in form)
+    return values if isinstance(values, dict) else {}
 
 
 def remove_temporary(folder: Path) -> None:
@@ -180,43 +140,4 @@ def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
 def save_picture(figure: "Figure", path: Path, dpi: int = 120, **how: Any) -> None:
     """Draw ``figure`` into ``path``, whose suffix is the format; whole or not at all. ``how``: as for `savefig`."""
     form = path.suffix.removeprefix(".")
-    if boxes := _add_fonts(figure):
-        log.warning("%s shows boxes for %s: install a font that has these letters", path, boxes)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # one line has said it
-        write_whole(path, lambda file: figure.savefig(file, dpi=dpi, format=form, **how))
-
-
-def _add_fonts(figure: "Figure") -> str:
-    """Give the texts of a picture installed fonts for letters that the usual one lacks; return what all lack."""
-    from matplotlib import font_manager  # heavy, and only wanted here
-    from matplotlib.text import Text
-
-    texts = figure.findobj(Text)
-    letters = {letter for text in texts for letter in text.get_text() if ord(letter) > 127}
-    usual = font_manager.findfont(font_manager.FontProperties())
-    lacking, names = letters - _drawn_by(usual, letters), []
-    for font in font_manager.fontManager.ttflist:
-        if not lacking:
-            break
-        if not font.name.startswith("Last Resort") and (new := _drawn_by(font.fname, lacking)):
-            names.append(font.name)
-            lacking -= new
-    for text in texts if names else ():
-        text.set_fontfamily([*text.get_fontfamily(), *names])
-    return "".join(sorted(lacking))
-
-
-def _drawn_by(font: str, letters: set[str]) -> set[str]:
-    """Return the letters that a font file can draw; none for a font of pictures, as of emoji."""
-    from matplotlib.ft2font import FT2Font
-
-    try:
-        file = FT2Font(font)
-        known = {letter for letter in letters if ord(letter) in file.get_charmap()}
-        file.set_size(10, 100)
-        for letter in known:
-            file.load_char(ord(letter))
-    except (OSError, RuntimeError):
-        return set()
-    return known
+    write_whole(path, lambda file: figure.savefig(file, dpi=dpi, format=form, **how))

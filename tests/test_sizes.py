@@ -31,7 +31,7 @@ BUDGETS = {
     "net/server": 2127,
     "net/tls": 406,
     "paper": 846,
-    "root": 199,
+    "root": 139,
     "runs": 2903,
     "settings": 1038,
     "use": 1146,

@@ -14,7 +14,6 @@ from semisfl.data.holdings import Holdings
 from semisfl.files import (
     TEMPORARY,
     append_whole,
-    is_utf8,
     remove_temporary,
     timestamp,
     write_whole,
@@ -111,10 +110,6 @@ class RunDirectory:
                 raise ValueError(
                     f"{path} is no run and holds {name}, which a run would overwrite; choose another --out"
                 )
-        if not is_utf8(str(path)):
-            raise ValueError(
-                f"{path} is not UTF-8, and checkpoints could not be read there; choose another --out"
-            )
 
     def _fill(self, run_config: Config, holdings: Holdings | None, device: str) -> None:
         for folder in (self.path, *self.path.parents):

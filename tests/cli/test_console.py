@@ -110,27 +110,6 @@ def test_results_that_nobody_reads_are_no_failure(words: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_command_works_with_closed_streams(closed: str, tmp_path: Path) -> None:
-    """No file that it opens gets the number of a stream: lines for the stream would end up in it."""
-    code = """if True:
-        import sys
-        from semisfl import __main__
-        from semisfl.cli import main
-
-        def opens_a_file(command=main.main):
-            with open(sys.argv[1], "w") as file:
-                file.write(f"{file.fileno() > 2} {command(['list'])}")
-
-        main.main = opens_a_file
-        __main__.run()
-    """
-    file = tmp_path / "file"
-    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, str(file)]
-    assert subprocess.run(shell, capture_output=True, check=False).stderr == b""
-    assert file.read_text(encoding="utf-8") == "True 0"
-
-
 @pytest.mark.parametrize(
     ("encoding", "errors", "expected"),
     [
