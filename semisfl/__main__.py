@@ -1,20 +1,19 @@
 """``python -m semisfl``, and the command ``semisfl``."""
 
+import io
 import sys
 
 from semisfl.cli import signals
+from semisfl.cli.main import main
 
 
 def run() -> int:
-    signals.note_early(sys.argv[1:])
-    # Only now: this takes a moment, in which a signal may come.
-    from semisfl.cli import console
-    from semisfl.cli.main import main
-
-    console.accept_all_letters()
+    """Run the command line of this process and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files and classes may have letters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     status = main()
     signals.ignore()
-    console.end()
     return status
 
 

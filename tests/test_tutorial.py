@@ -180,9 +180,7 @@ def test_every_command_works_in_its_order(
             if words[0] == "classify":
                 assert len(printed.splitlines()) == 1 + 240, "a heading and every picture"
             done.append(words[0])
-    expected = (
-        "show partition plan run report certs serve inspect join watch evaluate predict export"
-    )
+    expected = "show plan run report certs serve inspect join watch evaluate predict export"
     assert {*expected.split(), "classify"} <= set(done)
     left = machines / "server"
     for file in ("who.png", "plan.png", "curves.png", "served.html", "confusion.png"):

@@ -3,13 +3,14 @@
 import contextlib
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, output
 from semisfl.cli.options import (
     AllowMethod,
     Device,
@@ -72,12 +73,11 @@ def leakage(
 ) -> None:
     """Rebuild clients' images as the server could, and compare the result with chance."""
     from semisfl.attacks import exposure, picture
-    from semisfl.cli.signals import StopSignals
     from semisfl.runs.reading import is_record
     from semisfl.settings import config as configs
 
-    console.check_writable(out)
-    with StopSignals() as signals, _unfinished(out):
+    out.mkdir(parents=True, exist_ok=True)
+    with _unfinished(out):
         if (Path(target) / "config.toml").exists():
             if settings:
                 raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
@@ -95,7 +95,7 @@ def leakage(
             config = configs.parse(values_of(target, assignments))
             # Here, and not only below: a mistake is reported before the training.
             _defences(defence, config.policy)
-            scene = exposure.of_preset(config, device, public, cuts, signals.flag)
+            scene = exposure.of_preset(config, device, public, cuts, context.obj.flag)
         defences = _defences(defence, scene.config.policy)
         result, measured = exposure.measure_all(
             scene,
@@ -106,7 +106,7 @@ def leakage(
             progress=(lambda line: None) if quiet else console.say,
             uses=uses,
         )
-    exposure.save(result, shlex.join(["semisfl", *context.obj]), out)
+    exposure.save(result, shlex.join(["semisfl", *sys.argv[1:]]), out)
     picture.draw(measured, out / "leakage.png")
     if json_:
         print(json.dumps(result))
@@ -172,7 +172,7 @@ def _print_leakage(result: dict[str, Any]) -> None:
         "class",
         "member",
     )
-    table = console.table("", columns, text=2)
+    table = output.table("", columns, text=2)
     for column in table.columns:
         column.no_wrap, column.overflow = False, "fold"  # on 80 columns, chance is below its number
     for entry in result["features"]:
@@ -186,10 +186,10 @@ def _print_leakage(result: dict[str, Any]) -> None:
             f"{decoder['psnr']:.1f} ({entry['mean_image']['psnr']:.1f})",
             f"{decoder['identified']:.0%} ({entry['chance_identified']['decoder']:.1%})",
             f"{entry['optimised']['ssim']:.2f}",
-            f"{mix['accuracy']:.0%} ({mix['chance']:.0%})" if mix else console.UNKNOWN,
-            console.known(auc, "{:.2f} (0.50)".format),
+            f"{mix['accuracy']:.0%} ({mix['chance']:.0%})" if mix else output.UNKNOWN,
+            output.known(auc, "{:.2f} (0.50)".format),
         )
-    console.out.print(table)
+    output.show(table)
     _print_norms(result)
     for entry in result["uploads"]:
         print(
@@ -221,6 +221,7 @@ def _bits(most: float | None) -> str:
 
 
 def poisoning(
+    context: typer.Context,
     preset: Preset = "",
     attacks: Annotated[str, typer.Option(help="Attacks, separated by commas, or all.")] = "all",
     rules: Annotated[
@@ -245,7 +246,6 @@ def poisoning(
     """Train with attackers among the simulated clients; print the accuracy lost by attack and rule."""
     from semisfl.attacks import attack_grid
     from semisfl.attacks.poisoning import ATTACKS
-    from semisfl.cli.signals import StopSignals
 
     preset = chosen_preset(preset, settings, quiet=quiet)
     values = values_of(preset, settings)
@@ -257,15 +257,14 @@ def poisoning(
         range(first, first + seeds),
     )
     place = out or Path("runs") / f"poisoning-{name_of(preset)}.jsonl"
-    console.check_writable(place.parent)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with StopSignals() as signals, signals.running():
+    with context.obj.running():
         outcomes = attack_grid.run_grid(
             values,
             jobs,
             place,
             device=device,
-            stop=signals.flag,
+            stop=context.obj.flag,
             tell=(lambda line: None) if quiet else console.say,
         )
     lost = list(attack_grid.lost(outcomes))
@@ -274,11 +273,11 @@ def poisoning(
         print(json.dumps({"runs": [vars(outcome) for outcome in outcomes], "lost": entries}))
         return
     chosen = list(dict.fromkeys(job.rule for job in jobs))
-    table = console.table("points of accuracy lost to attackers", ("attack", "share", *chosen))
+    table = output.table("points of accuracy lost to attackers", ("attack", "share", *chosen))
     for attack, share, by_rule in lost:
-        cells = [console.known(by_rule.get(rule), "{:+.1f}".format) for rule in chosen]
+        cells = [output.known(by_rule.get(rule), "{:+.1f}".format) for rule in chosen]
         table.add_row(attack, f"{share:.0%}", *cells)
-    console.out.print(table)
+    output.show(table)
     if len(outcomes) < len(jobs):
         print(f"stopped after {len(outcomes)} of {len(jobs)} runs; the same command continues")
     print(f"runs: {place}")

@@ -6,27 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl.cli import console
-from semisfl.cli.options import Json, needs_network
+from semisfl.cli import output
+from semisfl.cli.options import Json
 from semisfl.settings.counts import counted
 
 Directory = Annotated[Path, typer.Option("--dir", help="Folder of the authority and its keys.")]
 Name = Annotated[str, typer.Option("--name", help="The device's name, which is its identity.")]
 
-certificates = typer.Typer(
-    help="Make, renew, revoke and list certificates for a server and its devices."
-)
+app = typer.Typer(help="Make, renew, revoke and list certificates for a server and its devices.")
 
 
-@certificates.command("init")
+@app.command("init")
 def init(directory: Directory = Path("certs")) -> None:
     """Make the authority that signs all other certificates."""
-    with needs_network():
-        from semisfl.net.tls import certs
+    from semisfl.net.tls import certs
+
     _made(certs.make_authority(directory), directory / "authority.crt")
 
 
-@certificates.command("server")
+@app.command("server")
 def server(
     hosts: Annotated[
         list[str],
@@ -35,20 +33,20 @@ def server(
     directory: Directory = Path("certs"),
 ) -> None:
     """Make the server's certificate."""
-    with needs_network():
-        from semisfl.net.tls import certs
+    from semisfl.net.tls import certs
+
     _made(certs.make_server(directory, hosts), directory / "server.crt")
 
 
-@certificates.command("client")
+@app.command("client")
 def client(name: Name, directory: Directory = Path("certs")) -> None:
     """Make a device's certificate: a folder to copy to the device."""
-    with needs_network():
-        from semisfl.net.tls import certs
+    from semisfl.net.tls import certs
+
     _made(certs.make_client(directory, name), directory / "clients" / name)
 
 
-@certificates.command("renew")
+@app.command("renew")
 def renew(
     name: Annotated[str | None, typer.Option("--name", help="The device's name.")] = None,
     for_server: Annotated[
@@ -63,8 +61,8 @@ def renew(
     directory: Directory = Path("certs"),
 ) -> None:
     """Make a new certificate for the same name or hosts before the old one expires."""
-    with needs_network():
-        from semisfl.net.tls import certs
+    from semisfl.net.tls import certs
+
     if (name is None) != for_server:
         raise ValueError("certs renew needs --name NAME of a device, or --server")
     if hosts and not for_server:
@@ -83,7 +81,7 @@ def renew(
     )
 
 
-@certificates.command("revoke")
+@app.command("revoke")
 def revoke(
     name: Annotated[
         str | None, typer.Option("--name", help="The device's name; needs issued.txt.")
@@ -97,8 +95,8 @@ def revoke(
     directory: Directory = Path("certs"),
 ) -> None:
     """Refuse a device from now on: all of its certificates, or one of them."""
-    with needs_network():
-        from semisfl.net.tls import ledger
+    from semisfl.net.tls import ledger
+
     if sum(way is not None for way in (name, serial, certificate)) != 1:
         raise ValueError("certs revoke needs one of --name NAME, --serial HEX, --certificate FILE")
     if name is not None:
@@ -118,22 +116,22 @@ def revoke(
     )
 
 
-@certificates.command("list")
+@app.command("list")
 def list_certificates(directory: Directory = Path("certs"), as_json: Json = False) -> None:
     """List every certificate made here and how long it is valid."""
-    with needs_network():
-        from semisfl.net.tls import ledger
+    from semisfl.net.tls import ledger
+
     rows = ledger.listing(directory)
     if as_json:
         print(json.dumps([_plain(row) for row in rows]))
         return
     columns = ("role", "name", "state", "serial", "valid until", "days left")
-    table = console.table("", columns, text=4)
+    table = output.table("", columns, text=4)
     for row in rows:
         left = str(row.days_left) if row.days_left >= 0 else "–"
         until = f"{row.valid_until:%Y-%m-%d}"
         table.add_row(row.role, row.name, row.state, f"{row.serial:x}"[:16], until, left)
-    console.out.print(table)
+    output.show(table)
 
 
 def _plain(row: Any) -> dict[str, Any]:
@@ -153,6 +151,3 @@ def _made(issued: Any, place: Path) -> None:
     print(f"made {place}, valid until {until}, fingerprint {issued.fingerprint[:16]}")
     if issued.days_left < LEAF_LIFE.days - 2:
         print("the authority expires then too; `semisfl certs init` makes another")
-
-
-COMMANDS = {"certs": certificates}

@@ -1,7 +1,6 @@
 """``semisfl serve``, ``join`` and ``demo-network``: training with real devices."""
 
 import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,16 +22,14 @@ from semisfl.cli.options import (
     Settings,
     chosen_preset,
     name_of,
-    needs_network,
     refuse_beside_resume,
     require_certs,
-    show_log,
     values_of,
     warn_of_unread,
 )
 from semisfl.cli.serve_model import serve_model
 from semisfl.cli.use_model import Cut
-from semisfl.settings.counts import amount, counted
+from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
     from semisfl.runs.portable import Description
@@ -41,6 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(
+    context: typer.Context,
     preset: Preset = "",
     settings: Settings = None,
     labeled: Annotated[
@@ -65,8 +63,8 @@ def serve(
     watch: Annotated[
         str | None,
         typer.Option(
-            metavar="[ADDRESS]",
-            help=f"Also serve the page of `semisfl watch`; default address {watching.LISTEN}.",
+            metavar="ADDRESS",
+            help=f"Also serve the page of `semisfl watch` at this address, e.g. {watching.LISTEN}.",
         ),
     ] = None,
     metrics: Annotated[
@@ -75,93 +73,80 @@ def serve(
     ] = None,
     token_file: watching.Token = None,
     quiet: Quiet = False,
-    context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
 ) -> None:
     """Train with the devices that join, or serve a trained model. SIGTERM stops; --resume continues a run."""
     if model is not None:
-        serve_model(model, certs, listen, cut, device, insecure_loopback=insecure_loopback)
+        serve_model(
+            model,
+            context.obj,
+            certs=certs,
+            listen=listen,
+            cut=cut,
+            device=device,
+            insecure_loopback=insecure_loopback,
+        )
         return
     if labeled is None:
         raise ValueError("serve needs --labeled FOLDER to train, or --model RUN to answer devices")
-    with needs_network():
-        from semisfl.net import hostport
-        from semisfl.net.server.fleet import NetworkFleet
-        from semisfl.net.tls.credentials import load_server_credentials
-    from semisfl.cli import one_run
-    from semisfl.cli.signals import StopSignals
+    from semisfl.cli import runner
     from semisfl.fleet.setup import NetworkOptions
+    from semisfl.net.server.fleet import NetworkFleet
     from semisfl.runs import run_log, start
     from semisfl.runs.directory import RunDirectory
-    from semisfl.runs.run_data import check_classes, load_images
+    from semisfl.runs.run_data import load_images
     from semisfl.settings import config, presets
 
     if resume is not None:
-        refuse_beside_resume(context)
+        refuse_beside_resume(preset, out)
+        options = RunDirectory.open(resume).changed(settings or [])
     else:
         preset = chosen_preset(preset, settings, str(labeled), quiet=quiet)
-    place = resume or out or one_run.free_directory(f"{name_of(preset)}-served")
-    options = (
-        RunDirectory.open(resume).changed(settings or [])
-        if resume
-        else config.parse(presets.served(values_of(preset, settings)))
-    )
+        options = config.parse(presets.served(values_of(preset, settings)))
     warn_of_unread(options, settings)
-    show_log()
+    console.show_log()
     identity = None if insecure_loopback else certs
     with (
-        StopSignals() as signals,
         run_log.collected(),
-        watching.beside(watch, token_file, identity) as show,
-        watching.exported(metrics, token_file, identity) as export,
+        watching.page_of_run(watch, token_file, identity) as show,
+        watching.exporter(metrics, token_file, identity) as export,
     ):
-        network = NetworkOptions(listen, identity, insecure_loopback)
-        # Mistakes first: decoding images may take minutes.
-        hostport.check_listen(network)
-        if identity is not None:
-            load_server_credentials(identity)
-        if not resume:
-            RunDirectory.check_free(place)
-        data = load_images(str(labeled), options)
-        check_classes(data)
         arguments: dict[str, Any] = {
-            "data": data,
+            "data": load_images(str(labeled), options),
             "device": device,
-            "network": network,
-            "stop": signals.flag,
+            "network": NetworkOptions(listen, identity, insecure_loopback),
+            "stop": context.obj.flag,
         }
-        begun = (
-            start.go_on(place, settings=settings or (), **arguments)
-            if resume
-            else start.begin(options, out=place, **arguments)
-        )
+        if resume is not None:
+            begun = start.go_on(resume, settings=settings or (), **arguments)
+        else:
+            place = out or runner.free_directory(f"{name_of(preset)}-served")
+            begun = start.begin(options, out=place, **arguments)
         with begun as run:
             fleet = run.experiment.fleet
-            assert isinstance(fleet, NetworkFleet)
+            assert isinstance(fleet, NetworkFleet) and run.directory is not None
+            place = run.directory.path
             log.info("%s", _labels_used(run.experiment.description))
             console.say(f"devices accept this run with --accept {fleet.terms.digest}")
             console.say(f"listening on port {fleet.port}; waiting for clients")
-            assert run.directory is not None
-            place = run.directory.path
             show(place)
-            sinks = export(fleet)
-            result = one_run.rounds(
+            result = runner.finish(
                 run,
-                signals,
+                context.obj,
                 quiet=quiet,
-                sinks=sinks,
+                sinks=export(fleet),
                 busy=lambda: fleet.waiting.state is None,
             )
     again = (
         f"semisfl serve --resume {console.quoted(place)} --labeled {console.quoted(labeled)} ..."
     )
-    if ending := one_run.how_it_ended(result, options, again):
+    if ending := runner.how_it_ended(result, options, again):
         print(ending)
     if not result.stopped:
         print(
-            f"{one_run.judged(options)} {result.accuracy:.1f} % after the last round ({counted(len(result.rounds), 'round')})"
-            f"{one_run.at_the_end(result)}; saved in {place}"
+            f"{runner.judged(options)} {result.accuracy:.1f} % after the last round ({counted(len(result.rounds), 'round')})"
+            f"{runner.test_accuracy(result)}; saved in {place}"
         )
-    one_run.leave_if_diverged(result)
+    runner.leave_if_diverged([result.diverged])
 
 
 def _labels_used(about: "Description") -> str:
@@ -171,6 +156,7 @@ def _labels_used(about: "Description") -> str:
 
 
 def join(
+    context: typer.Context,
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
     data: Annotated[Path, typer.Option(help="Folder of images; they stay on this device.")],
     certs: DeviceCerts = None,
@@ -194,11 +180,9 @@ def join(
     ] = None,
 ) -> None:
     """Train with this device's images until the run ends; reconnect when the connection is lost."""
-    with needs_network():
-        from semisfl.net.client import join as client
-        from semisfl.net.client.rejection import Rejected
-        from semisfl.net.client.report import Report
-    from semisfl.cli.signals import StopSignals
+    from semisfl.net.client import join as client
+    from semisfl.net.client.rejection import Rejected
+    from semisfl.net.client.report import Report
     from semisfl.stopping import Stopped
 
     require_certs("join", certs, insecure_loopback)
@@ -207,10 +191,10 @@ def join(
             f"--name {name} is for --insecure-loopback alone: with --certs a device has the name in its "
             "certificate, and two devices need two certificates"
         )
-    show_log()
+    console.show_log()
     report = Report(status)
     try:
-        with StopSignals() as signals, signals.running(lambda: report.busy):
+        with context.obj.running(lambda: report.busy):
             client.join(
                 address,
                 data,
@@ -221,7 +205,7 @@ def join(
                 allow_methods=allow_method or (),
                 policy=policy,
                 accept=checked_digests(accept),
-                stop=signals.flag,
+                stop=context.obj.flag,
                 report=report,
             )
     except Rejected as refused:
@@ -232,34 +216,4 @@ def join(
     console.say(report.line())
 
 
-def demo_network(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for certificates, images and the run.")
-    ] = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-) -> None:
-    """Train with a server and four devices on this machine, over TLS."""
-    with needs_network():
-        from semisfl.cli import demo
-    from semisfl.cli import one_run
-    from semisfl.cli.signals import StopSignals
-
-    place = out or one_run.free_directory("demo-network")
-    if place.exists():
-        raise ValueError(f"{place} exists already; choose another --out")
-    started = time.monotonic()
-    with StopSignals() as signals:
-        result = demo.demo_network(place, signals, device=device, quiet=quiet)
-    if result.stopped:
-        print(f"stopped after {counted(len(result.rounds), 'round')}; saved in {place}")
-        return
-    sent = amount(result.rounds[-1]["bytes_total"])
-    print(
-        f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds with four devices, {sent} sent "
-        f"over mutual TLS, {console.clock(time.monotonic() - started)} min; no image left its device"
-    )
-    print(f"saved in {place}; docs/deploy.md does the same on real machines")
-
-
-COMMANDS = {"serve": serve, "join": join, "inspect": inspect, "demo-network": demo_network}
+COMMANDS = {"serve": serve, "join": join, "inspect": inspect}

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl.cli import console
-from semisfl.cli.options import Json, needs_network
+from semisfl.cli import console, output
+from semisfl.cli.options import Json
 from semisfl.settings.counts import amount
 
 
@@ -37,8 +37,7 @@ def fleet(
     as_json: Json = False,
 ) -> None:
     """List a running server's devices, remove one, or pause, resume or drain the run."""
-    with needs_network():
-        from semisfl.net.server.administration import ask
+    from semisfl.net.server.administration import ask
 
     if (action is Action.remove) != bool(name):
         raise ValueError("remove needs the NAME of a device, and nothing else takes one")
@@ -53,18 +52,18 @@ def fleet(
 
 def _show(answer: dict[str, Any]) -> None:
     columns = ("device", "state", "last seen", "place", "images", "sent", "received")
-    table = console.table("", columns, text=3)
+    table = output.table("", columns, text=3)
     for device in answer["clients"]:
         table.add_row(
             device["name"],
             "here" if "since" in device else "away",
-            device.get("seen", console.UNKNOWN),
+            device.get("seen", output.UNKNOWN),
             str(device["client"]),
-            str(device.get("images", console.UNKNOWN)),
+            str(device.get("images", output.UNKNOWN)),
             amount(device["bytes_up"]),
             amount(device["bytes_down"]),
         )
-    console.out.print(table)
+    output.show(table)
     here = sum("since" in device for device in answer["clients"])
     state = answer["waiting"] or "training"
     taken = len(answer["clients"])

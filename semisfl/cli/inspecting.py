@@ -13,7 +13,6 @@ from semisfl.cli.options import (
     Json,
     Settings,
     client_credentials,
-    needs_network,
     values_of,
 )
 from semisfl.settings.policy import DIGEST
@@ -47,9 +46,9 @@ def inspect(
 
     A server of `serve --model` is shown as `classify` would use it.
     """
-    with needs_network():
-        from semisfl.net.client.inspect import NoTerms
-        from semisfl.net.client.shown_terms import text_of_terms
+    from semisfl.net.client.inspect import NoTerms
+    from semisfl.net.client.shown_terms import text_of_terms
+
     if re.search(r":\d+$", source):
         try:
             terms = _of_server(source, certs, insecure_loopback, allow_method or [])

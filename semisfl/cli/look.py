@@ -1,17 +1,20 @@
-"""``semisfl list``, ``show`` and ``partition``: look at presets, settings and data without training."""
+"""``semisfl list`` and ``show``: look at presets, settings and data without training."""
 
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import console, drawing
+from semisfl.cli import output
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
 from semisfl.settings.counts import counted
+
+if TYPE_CHECKING:
+    from semisfl.settings.config import Config
 
 
 def list_(json_: Json = False) -> None:
@@ -81,65 +84,70 @@ def _models() -> list[dict[str, Any]]:
 
 def _print(title: str, columns: Sequence[str], entries: list[dict[str, Any]]) -> None:
     text = sum(not isinstance(entries[0][column], int) for column in columns)
-    table = console.table(title, columns, text=text)
+    table = output.table(title, columns, text=text)
     for entry in entries:
         cells = (entry[column] for column in columns)
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells))
-    console.out.print(table)
+    output.show(table)
 
 
-def show(preset: Preset = "", settings: Settings = None, json_: Json = False) -> None:
+def show(
+    preset: Preset = "",
+    settings: Settings = None,
+    partition: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png",
+            help="Instead, draw which images the server and each client hold, by class.",
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
     """Print a configuration with a comment per setting; save it as FILE.toml for `run FILE.toml`."""
     from semisfl.settings import config as configs
     from semisfl.settings.toml import commented_toml
 
     config = configs.parse(values_of(chosen_preset(preset, settings), settings))
-    print(config.model_dump_json() if json_ else commented_toml(config), end="\n" if json_ else "")
+    if partition is not None:
+        _show_partition(config, partition, json_)
+    elif json_:
+        print(config.model_dump_json())
+    else:
+        print(commented_toml(config), end="")
 
 
-def partition(
-    preset: Preset = "",
-    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("who.png"),
-    settings: Settings = None,
-    json_: Json = False,
-) -> None:
-    """Draw which images the server and every client hold, by class."""
+def _show_partition(config: "Config", file: Path, as_json: bool) -> None:
+    """Draw who holds what to a file, and print the numbers of images."""
     from semisfl.data import holdings
     from semisfl.runs.run_data import load_data
-    from semisfl.settings import config as configs
 
-    console.check_file(out)
-    preset = chosen_preset(preset, settings)
-    data, held = load_data(configs.parse(values_of(preset, settings)))
+    data, partition = load_data(config)
     labels = data.labels.numpy()
-    sizes, validation = sorted(len(rows) for rows in held.clients), len(held.validation)
-    unused = held.unused(len(labels))
-    picture = drawing.picture_at(out)
-    if picture:
-        holdings.draw(holdings.count(held, labels, data.classes), picture)
-
-    if json_:
-        names = [{"name": name} for name in held.names] or [{}] * len(held.clients)
-        table = holdings.count(held, labels, data.classes)
+    held = holdings.count(partition, labels, data.classes)
+    picture = output.draw(file, lambda place: holdings.draw(held, place))
+    validation, unused = len(partition.validation), partition.unused(len(labels))
+    if as_json:
         server, *clients = (
             {
-                **name,
                 "images": sum(counts),
                 "classes": {
-                    kind: count
-                    for kind, count in zip(table.classes, counts, strict=True)
-                    if count or kind in data.classes
+                    name: count
+                    for name, count in zip(held.classes, counts, strict=True)
+                    if count or name in data.classes
                 },
             }
-            for name, counts in zip([{}, *names], table.counts.tolist(), strict=True)
+            for counts in held.counts.tolist()
         )
-        beside = {"validation": validation, "unused": unused}
-        place = str(picture) if picture else None
-        print(json.dumps({"server": server, "clients": clients, **beside, "picture": place}))
+        if held.names:
+            clients = [{"name": n} | one for n, one in zip(held.names, clients, strict=True)]
+        more = {"validation": validation, "unused": unused, "picture": str(picture or "") or None}
+        print(json.dumps({"server": server, "clients": clients, **more}))
         return
+    sizes = sorted(len(rows) for rows in partition.clients)
     print(
-        f"{data.name}: {counted(len(held.labeled), 'labelled image')} on the server; {counted(len(sizes), 'client')} with "
-        f"{sizes[0]} to {sizes[-1]} (median {median(sizes):.10g}), {sum(sizes)} in all"
+        f"{data.name}: {counted(len(partition.labeled), 'labelled image')} on the server; "
+        f"{counted(len(sizes), 'client')} with {sizes[0]} to {sizes[-1]} (median {median(sizes):.10g}), "
+        f"{sum(sizes)} in all"
         + (f"; {validation} are for validation" if validation else "")
         + (f"; {unused} are not used" if unused else "")
     )
@@ -147,4 +155,4 @@ def partition(
         print(f"picture: {picture}")
 
 
-COMMANDS = {"list": list_, "show": show, "partition": partition}
+COMMANDS = {"list": list_, "show": show}

@@ -1,19 +1,14 @@
 """Options that several commands share."""
 
 import itertools
-import logging
-import math
-import os
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from semisfl.cli import console
-from semisfl.settings.extras import needs
 
 if TYPE_CHECKING:
     from semisfl.net.tls.credentials import Credentials
@@ -77,7 +72,6 @@ Target = Annotated[
         min=0,
         max=100,
         help="Also print the cost of reaching this accuracy, in percent.",
-        callback=lambda value: finite(value),
     ),
 ]
 Insecure = Annotated[
@@ -105,7 +99,6 @@ Accept = Annotated[
 EXIT_CODES = {"setup": 2, "refused": 4, "revoked": 5, "policy": 6}
 """Exit codes of devices for each reason why they cannot take part; 0: finished, or stopped by a signal."""
 
-needs_network = partial(needs, "network", "grpc", "msgpack", "cryptography")
 ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_.-]*\s*=")
 
 
@@ -131,33 +124,12 @@ def spread_settings(words: Sequence[str]) -> list[str]:
     return spread
 
 
-def fill_in_watch(words: Sequence[str], address: str) -> list[str]:
-    """Return the words with ``address`` after a bare ``--watch``, which click cannot read."""
-    filled: list[str] = []
-    for place, word in enumerate(words):
-        filled.append(word)
-        following = words[place + 1] if place + 1 < len(words) else ""
-        if word == "--watch" and not re.search(r":\d+$", following):
-            filled.append(address)
-    return filled
-
-
 def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     """Return the plain values of a preset or file, changed by ``--set``."""
     from semisfl.settings import config, presets
 
     path = Path(preset)
-    try:
-        values = config.read(path) if _is_file(path) else presets.values_of(preset)
-    except config.ConfigError as error:
-        if not os.path.isdir(preset):
-            raise
-        holds_run = (path / "config.toml").is_file()
-        fix = f"semisfl run --resume {preset}" if holds_run else f"--set data.name={preset}"
-        kind = "run: to continue it" if holds_run else "folder: for images in it"
-        raise ValueError(
-            f"{preset} is no preset and no FILE.toml, but a {kind}, use {fix}"
-        ) from error
+    values = config.read(path) if _is_file(path) else presets.values_of(preset)
     return presets.completed(preset, config.override(values, settings or []))
 
 
@@ -212,13 +184,12 @@ def client_credentials(
     return None if certs is None else load_client_credentials(certs)
 
 
-def refuse_beside_resume(context: typer.Context) -> None:
-    for name in ("preset", "out"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise ValueError(
-                "--resume continues a run with its own settings; leave out PRESET and --out"
-            )
+def refuse_beside_resume(preset: str, out: Path | None) -> None:
+    """Raise `ValueError` if a preset or a directory is named beside ``--resume``."""
+    if preset or out is not None:
+        raise ValueError(
+            "--resume continues a run with its own settings; leave out PRESET and --out"
+        )
 
 
 def _allowed(names: list[str] | None) -> list[str] | None:
@@ -226,19 +197,6 @@ def _allowed(names: list[str] | None) -> list[str] | None:
 
     lookup.allow_methods(names or ())
     return names
-
-
-def show_log() -> None:
-    """Print log lines on stderr; servers and devices run unattended for long."""
-    for handler in logging.getLogger("semisfl").handlers:
-        handler.setLevel(logging.INFO)
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number of the command line; refuse infinity and NaN."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is not a finite number")
-    return value
 
 
 def _tables(places: Sequence[Path] | None) -> Sequence[Path]:

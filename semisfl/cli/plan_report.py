@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semisfl.cli import console
+from semisfl.cli import output
 from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ USUAL = (
 
 def print_cuts(plan: "Plan") -> None:
     """Print a table with a line for every cut of the model."""
-    table = console.table(
+    table = output.table(
         f"cuts of {plan.config.model.name} for {plan.cuts[0].title}: one client",
         ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "a day"),
     )
@@ -40,7 +40,7 @@ def print_cuts(plan: "Plan") -> None:
             f"{line.seconds:,.1f}",
             f"{line.rounds_per_day:,.0f}",
         )
-    console.out.print(table)
+    output.show(table)
     print(
         "features and GFLOP are per iteration, sent and seconds per round; a day is so many rounds. * is the "
         "configured cut, < the fastest; ! needs more memory than a device has\n"
@@ -49,7 +49,7 @@ def print_cuts(plan: "Plan") -> None:
 
 def print_methods(plan: "Plan") -> None:
     """Print a table with a line for every method, and what its server needs."""
-    table = console.table(
+    table = output.table(
         f"methods at cut {plan.methods[0].cut}",
         ("method", "down", "up", "seconds", "work", "send", "wait", "run", "hours"),
     )
@@ -63,7 +63,7 @@ def print_methods(plan: "Plan") -> None:
             amount(plan.run_bytes(line)),
             f"{plan.run_hours(line):,.1f}",
         )
-    console.out.print(table)
+    output.show(table)
     alone = plan.config.rounds - plan.config.client_rounds
     print(
         "down, up and seconds are per round; work, send and wait are where an average client spends them. "

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import drawing, plan_report
-from semisfl.cli.options import Json, Preset, Settings, chosen_preset, finite, values_of
+from semisfl.cli import output, plan_report
+from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
 from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
 from semisfl.files import save_picture
 
@@ -32,7 +32,6 @@ Latency = Annotated[
         min=0,
         metavar="MS",
         help="Milliseconds that every message takes in addition to its bytes.",
-        callback=finite,
     ),
 ]
 DeviceProfile = Annotated[
@@ -111,7 +110,7 @@ def plan(
     if chosen is None:
         from semisfl.costs import charts
 
-        picture = drawing.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
+        picture = output.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
     if json_:
         print(json.dumps(plan_report.as_json(proposed, cuts=chosen is None, picture=picture)))
     elif picture:

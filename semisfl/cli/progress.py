@@ -11,7 +11,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from semisfl.cli import console
+from semisfl.cli import console, output
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo, Sink
 
@@ -64,7 +64,7 @@ class ProgressBar:
             total=run.config.rounds,
             completed=run.first,
             accuracy=_accuracy_text(None),
-            left=console.UNKNOWN,
+            left=output.UNKNOWN,
         )
 
     def write(self, metrics: RoundMetrics) -> None:

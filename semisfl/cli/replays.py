@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import console, drawing
+from semisfl.cli import output
 from semisfl.cli.options import AllowMethod, Json, Target
 from semisfl.cli.planning import DeviceProfile, Downlink, Latency, Uplink
 from semisfl.cli.results import print_target
@@ -53,8 +53,6 @@ def replay(
     from semisfl.runs import grouping, report
     from semisfl.settings import lookup
 
-    if out is not None:
-        console.check_file(out)
     if codec is not None:
         lookup.codec(codec)
     world = World.of(uplink, downlink, latency, profile)
@@ -65,11 +63,11 @@ def replay(
         results.append((moved, report.summarise(moved, target), replays))
     if not json_:  # at once: drawing takes seconds
         _print(results, world, profile, codec, target)
-    place = out or drawing.place_beside(runs, "replay.png")
+    place = out or output.picture_beside(runs, "replay.png")
     from semisfl.costs import charts
 
     pairs = [(group, replays) for group, _, replays in results]
-    picture = drawing.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
+    picture = output.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
     if json_:
         print(json.dumps(_as_json(results, world, codec, picture)))
     elif picture:
@@ -85,7 +83,7 @@ def _print(
 ) -> None:
     from semisfl.costs.replay import shares
 
-    table = console.table(
+    table = output.table(
         "time over these connections and devices",
         (
             *("method", "seeds", "rounds", "accuracy %", "hours"),
@@ -98,11 +96,11 @@ def _print(
             str(len(replays)),
             str(summary.rounds),
             str(summary.accuracy),
-            console.known(summary.seconds, _hours),
+            output.known(summary.seconds, _hours),
             *(f"{share:.0%}" for share in shares(replays)),
             amount(summary.bytes or 0),
         )
-    console.out.print(table)
+    output.show(table)
     if target is not None:
         lines = [(group.label, summary) for group, summary, _ in results]
         print_target(f"to reach {target:g} %", lines, "hours", _hours)
@@ -124,7 +122,7 @@ def _print_traffic(results: Results) -> None:
     if not kinds:
         return
     names = [kind.replace("_", "\n") for kind in kinds]
-    table = console.table("what a run sends", ("method", *names, "client:\nleast", "\nmost"))
+    table = output.table("what a run sends", ("method", *names, "client:\nleast", "\nmost"))
     for group, replays, sent in each:
         if not sent:
             continue
@@ -134,7 +132,7 @@ def _print_traffic(results: Results) -> None:
             *(amount(sent.get(kind, 0) / len(replays)) for kind in kinds),
             *(amount(size / len(replays)) for size in (by_client[0], by_client[-1])),
         )
-    console.out.print(table)
+    output.show(table)
 
 
 def _by_client(replays: Sequence["Replay"]) -> dict[int, int]:

@@ -1,5 +1,6 @@
 """``semisfl reproduce``: the paper's tables and figures, made from runs."""
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from semisfl.cli import console, drawing
+from semisfl.cli import console, output
 from semisfl.cli.options import Device, Engine, Jobs, Json, Quiet
 from semisfl.files import write_whole
 from semisfl.paper.grid import Exhibit
@@ -21,6 +22,7 @@ RECORDS = Path("results")
 
 
 def reproduce(
+    context: typer.Context,
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -101,12 +103,18 @@ def reproduce(
         return
     trained = [] if no_run else left
     if trained:
-        from semisfl.cli.many_runs import run_all
+        from semisfl.cli import runner
         from semisfl.runs.compare import Job
 
         jobs = [Job.of(one.config, one.path) for one in trained]
-        if not run_all(
-            jobs, engine=engine, at_once=at_once, device=device, quiet=quiet, share=True
+        if not runner.run_all(
+            jobs,
+            context.obj,
+            engine=engine,
+            at_once=at_once,
+            device=device,
+            quiet=quiet,
+            share=True,
         ):
             print("stopped; the same command continues")
             return
@@ -116,10 +124,10 @@ def reproduce(
     else:
         _write(selected, index, rounds, out, json_)
     if trained:
-        from semisfl.cli.one_run import leave_if_any_diverged
+        from semisfl.cli import runner
 
         runs = [index.one(each.config) for each in trained]
-        leave_if_any_diverged([indexed.run for indexed in runs if indexed])
+        runner.leave_if_diverged([indexed.run.diverged for indexed in runs if indexed])
 
 
 def _estimate(
@@ -134,12 +142,12 @@ def _estimate(
         print(json.dumps({"missing": missing, "seconds": total}))
         return
     columns = ("preset", "method", "runs", "rounds", "s per round", "time")
-    table = console.table("", columns, text=2)
+    table = output.table("", columns, text=2)
     for line in lines:
         numbers = (line.runs, f"{line.rounds:,}", f"{line.per_round:.3g}")
         time = console.clock(line.seconds)
         table.add_row(line.preset, line.method, *map(str, numbers), time)
-    console.out.print(table)
+    output.show(table)
     print(
         f"{counted(len(left), 'run')} missing: about {console.clock(total)} one after another, tests and "
         "start-up not counted"
@@ -152,7 +160,7 @@ def _write(
     from semisfl.paper import drawn, written
 
     out.mkdir(parents=True, exist_ok=True)
-    drawable = drawing.can_draw()
+    drawable = importlib.util.find_spec("matplotlib") is not None
     written_exhibits = []
     for exhibit in selected:
         parts = [(part, written.measured(part, index, rounds)) for part in exhibit.parts]
@@ -181,7 +189,7 @@ def _write_into(
     names = [name for name in document.names_in(text, file) if name in exhibits]
     pictures = file.parent / "paper"
     pictures.mkdir(exist_ok=True)
-    drawable = drawing.can_draw()
+    drawable = importlib.util.find_spec("matplotlib") is not None
 
     def make(name: str) -> str:
         exhibit = exhibits[name]
@@ -220,11 +228,11 @@ def _list(index: RunIndex, as_json: bool) -> None:
         print(json.dumps({"exhibits": rows}))
         return
     columns = ("name", "in the paper", "what", "runs", "measured", "with all rounds")
-    table = console.table("", columns, text=3)
+    table = output.table("", columns, text=3)
     for row in rows:
-        shown = (value if value != 0 or row["runs"] else console.UNKNOWN for value in row.values())
+        shown = (value if value != 0 or row["runs"] else output.UNKNOWN for value in row.values())
         table.add_row(*map(str, shown))
-    console.out.print(table)
+    output.show(table)
     print("runs: per seed. measured: at least one seed, with any number of rounds.")
 
 

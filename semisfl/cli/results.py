@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl.cli import console, drawing, watching
+from semisfl.cli import console, output, watching
 from semisfl.cli.options import AllowMethod, Json, Tables, Target
 from semisfl.files import save_picture
 from semisfl.runs import grouping, paired, plots, report, sweeps
@@ -50,12 +50,8 @@ def report_(
             raise ValueError(f"--html writes only the page; leave out {others}, or report twice")
         watching.write_html(runs, html)
         return
-    if out is not None:
-        console.check_file(out)
-    for file in table or ():
-        console.check_file(file, "--table")
     groups = grouping.group_runs(grouping.find_runs(runs))
-    place = out or drawing.place_beside(runs, "report.png")
+    place = out or output.picture_beside(runs, "report.png")
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)
     show(results, target, place, plots.all_charts(groups), keys, json_, table or ())
@@ -68,9 +64,9 @@ def show(
     charts: Sequence[plots.Chart],
     keys: Sequence[str],
     as_json: bool,
-    tables: Sequence[Path] = (),
+    files: Sequence[Path] = (),
 ) -> None:
-    """Print the results of groups of runs, as tables or JSON, write them as ``tables``, and draw their curves."""
+    """Print the results of groups of runs, as tables or JSON, write them as ``files``, and draw their curves."""
     summaries = [summary for _, summary in results]
     groups = [group for group, _ in results]
     pairs = paired.differences(groups)
@@ -81,13 +77,13 @@ def show(
         if swept:
             _print_swept(swept)
         _print_differences(pairs)
-    written = [file for table in tables for file in write_table(table, summaries, pairs)]
+    written = [file for place in files for file in write_table(place, summaries, pairs)]
     if written and not as_json:
         print(f"tables: {', '.join(map(str, written))}")
-    picture = drawing.draw(place, lambda file: plots.draw(groups, file, charts))
+    picture = output.draw(place, lambda file: plots.draw(groups, file, charts))
     over = None
     if swept and picture:
-        over = drawing.draw(
+        over = output.draw(
             picture.with_name(f"{picture.stem}-sweep.png"),
             lambda file: save_picture(sweeps.picture(swept), file),
         )
@@ -125,7 +121,7 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
     kinds = {summary.judged_on for summary in summaries}
     validated = "validation" in kinds
     judged = accuracy_of(kinds)
-    table = console.table(
+    table = output.table(
         judged + (", mean ± standard error" if several else ""),
         (
             *("method", "seeds", "rounds", "accuracy %", "best %"),
@@ -142,11 +138,11 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
             str(summary.accuracy),
             str(summary.best),
             *((summary.judged_on,) if len(kinds) > 1 else ()),
-            *((console.known(summary.test),) if validated else ()),
-            console.known(summary.bytes, amount),
-            console.known(summary.seconds, console.clock),
+            *((output.known(summary.test),) if validated else ()),
+            output.known(summary.bytes, amount),
+            output.known(summary.seconds, console.clock),
         )
-    console.out.print(table)
+    output.show(table)
     if target is not None:
         reached = f"to reach {target:g} %" + (f" {judged}" if validated else "")
         print_target(reached, zip(names, summaries, strict=True), "time", console.clock)
@@ -156,33 +152,33 @@ def print_target(
     title: str, lines: Iterable[tuple[str, Summary]], unit: str, time: Callable[[float], str]
 ) -> None:
     """Print what reaching an accuracy took; ``time`` writes seconds for the column ``unit``."""
-    table = console.table(title, ("method", "seeds that did", "rounds", "sent", unit))
+    table = output.table(title, ("method", "seeds that did", "rounds", "sent", unit))
     for name, summary in lines:
         cost = summary.to_target
         assert cost is not None
         table.add_row(
             name,
             f"{cost.reached} of {len(summary.runs)}",
-            console.known(cost.rounds, "{:.0f}".format),
-            console.known(cost.bytes, amount),
-            console.known(cost.seconds, time),
+            output.known(cost.rounds, "{:.0f}".format),
+            output.known(cost.bytes, amount),
+            output.known(cost.seconds, time),
         )
-    console.out.print(table)
+    output.show(table)
 
 
 def _print_swept(swept: Swept) -> None:
     several = any(
         point.stderr is not None for line in swept.lines for point in line.points.values()
     )
-    table = console.table(
+    table = output.table(
         f"{swept.accuracy} over {swept.key}" + (", mean ± standard error" if several else ""),
         ("method", *swept.values),
     )
     for line in swept.lines:
         cells = (line.points.get(value) for value in swept.values)
         mark = "*" if note_of(line.method) else ""
-        table.add_row(line.label + mark, *map(console.known, cells))
-    console.out.print(table)
+        table.add_row(line.label + mark, *map(output.known, cells))
+    output.show(table)
 
 
 def _print_differences(pairs: Sequence[Difference]) -> None:
@@ -190,7 +186,7 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
     if not several:
         return
     accuracy = accuracy_of(pair.judged_on for pair in several)
-    table = console.table(
+    table = output.table(
         f"paired differences over seeds, first − second, in points of {accuracy}",
         ("first", "second", "seeds", "mean", "95 % interval", "wins"),
         text=2,
@@ -201,7 +197,7 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
         table.add_row(
             pair.first, pair.second, str(pair.seeds), f"{pair.mean:+.1f}", interval, str(pair.wins)
         )
-    console.out.print(table)
+    output.show(table)
     if len(several) > MOST_PAIRS:
         print(f"{MOST_PAIRS} of {len(several)} differences; --table and --json have all")
 
@@ -220,7 +216,6 @@ def record(
     """
     from semisfl.runs import record as records
 
-    console.check_file(file, "FILE")
     records.write(run, file, brief)
     print(f"record: {file} ({amount(file.stat().st_size)})")
 

@@ -1,6 +1,5 @@
 """``semisfl serve --model`` and ``classify``: split inference between devices and a server."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -16,48 +15,40 @@ from semisfl.cli.options import (
     Json,
     PolicyFile,
     client_credentials,
-    needs_network,
-    show_log,
 )
+from semisfl.cli.signals import StopSignals
 from semisfl.cli.use_model import Csv, Top, cut_at, open_model, print_predictions
 from semisfl.settings.counts import counted
-
-LOOK_SECONDS = 0.2
 
 
 def serve_model(
     model: Path,
-    certs: Path | None,
+    signals: StopSignals,
+    *,
+    certs: Path,
     listen: str,
     cut: str | None,
     device: str,
-    *,
     insecure_loopback: bool,
 ) -> None:
-    """Serve the top of a trained model to devices that run its bottom; SIGTERM stops it."""
-    with needs_network():
-        from semisfl.use.model_server import ModelServer
-    from semisfl.cli.signals import StopSignals
+    """Serve the top of a trained model to devices that run its bottom, until a signal comes."""
     from semisfl.fleet.setup import NetworkOptions
+    from semisfl.use.model_server import ModelServer
 
-    show_log()
-    with StopSignals() as signals:
-        trained = cut_at(open_model(model, device), cut)
-        server = ModelServer(
-            trained, NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
-        )
-        if server.served.downloadable:
-            console.say(f"devices accept this model with --accept {server.served.digest}")
-        console.say(
-            f"listening on port {server.port}: {trained.path} of {len(trained.classes)} classes; devices "
-            f"send {server.served.features} features per image"
-        )
-        try:
-            with signals.running(lambda: False):
-                while not signals.flag.requested:
-                    time.sleep(LOOK_SECONDS)
-        finally:
-            server.close()
+    console.show_log()
+    trained = cut_at(open_model(model, device), cut)
+    network = NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
+    server = ModelServer(trained, network)
+    if server.served.downloadable:
+        console.say(f"devices accept this model with --accept {server.served.digest}")
+    console.say(
+        f"listening on port {server.port}: {trained.path} of {len(trained.classes)} classes; devices "
+        f"send {server.served.features} features per image"
+    )
+    try:
+        signals.wait()
+    finally:
+        server.close()
     print(f"stopped after {counted(sum(server.answered.values()), 'image')}")
 
 
@@ -87,11 +78,10 @@ def classify(
     csv_: Csv = False,
 ) -> None:
     """Classify images with the help of a server; only features leave this device."""
-    with needs_network():
-        from semisfl.net.client.identity import Target
-        from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
-        from semisfl.use.model_client import ModelClient
+    from semisfl.net.client.identity import Target
+    from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
     from semisfl.settings.policy import PolicyBreach
+    from semisfl.use.model_client import ModelClient
 
     target = Target(
         address, client_credentials("classify", certs, insecure_loopback), insecure_loopback

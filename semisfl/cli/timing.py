@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, output
 from semisfl.cli.options import Device, Json
 from semisfl.files import write_whole
 
@@ -61,7 +61,7 @@ def _print_rounds(result: dict[str, Any]) -> None:
     product = result["matrix_product_tflops"]
     share = f"% of {product:.1f}" if product >= 1 else f"% of {product:.2f}"
     columns = ("preset", "method", "s per round", "TFLOP/s", share, "start-up s", "peak GiB")
-    rounds = console.table("", columns, text=2)
+    rounds = output.table("", columns, text=2)
     for entry in result["rounds"]:
         rounds.add_row(
             entry["preset"],
@@ -71,7 +71,7 @@ def _print_rounds(result: dict[str, Any]) -> None:
             f"{entry['share_of_matrix_product_percent']:.0f}",
             *(f"{entry[k]:.1f}" if k in entry else "" for k in ("start_up_seconds", "peak_gib")),
         )
-    console.out.print(rounds)
+    output.show(rounds)
     for entry in result["rounds"]:
         if "shares_percent" in entry:
             shares = entry["shares_percent"].items()
@@ -80,7 +80,7 @@ def _print_rounds(result: dict[str, Any]) -> None:
                 + ", ".join(f"{kind} {share:.0f} %" for kind, share in shares)
             )
     if "growth" in result:
-        grown = console.table("", ("clients", "active", "s per round", "peak GiB"), text=0)
+        grown = output.table("", ("clients", "active", "s per round", "peak GiB"), text=0)
         for entry in result["growth"]:
             grown.add_row(
                 str(entry["clients"]),
@@ -88,7 +88,7 @@ def _print_rounds(result: dict[str, Any]) -> None:
                 f"{entry['seconds_a_round']:.3f}",
                 f"{entry['peak_gib']:.2f}",
             )
-        console.out.print(grown)
+        output.show(grown)
 
 
 def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> None:
@@ -96,8 +96,6 @@ def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> 
 
     if out is not None and out.suffix != ".toml":
         raise ValueError(f"--out {out} must end in .toml, because --profile reads TOML")
-    if out is not None:
-        console.check_file(out)
     speed = client_speed(preset, device)
     if out is not None:
         write_whole(out, _as_profile(speed).encode())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semisfl.cli import console, drawing
+from semisfl.cli import console, output
 from semisfl.cli.options import Device, Json
 from semisfl.files import save_picture
 from semisfl.settings.counts import amount, counted
@@ -119,13 +119,12 @@ def evaluate(
     """Test a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
     from semisfl.use import evaluation, evaluation_plot
 
-    console.check_file(out)
     result = evaluation.evaluate_on(open_model(run, device), data)
     for skipped in result.skipped:
         console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")
     if not json_:
         _print(result)
-    picture = drawing.draw(out, lambda file: save_picture(evaluation_plot.picture(result), file))
+    picture = output.draw(out, lambda file: save_picture(evaluation_plot.picture(result), file))
     if json_:
         print(json.dumps(result.as_dict() | {"picture": str(picture) if picture else None}))
     elif picture:
@@ -137,13 +136,13 @@ def _print(result: "Evaluation") -> None:
         f"accuracy {result.accuracy:.1f} % on {counted(result.images, 'image')}; macro-F1 {result.macro_f1:.1f} %; "
         f"calibration error {result.calibration_error:.1f} %"
     )
-    table = console.table("", ("class", "images", "precision %", "recall %"))
+    table = output.table("", ("class", "images", "precision %", "recall %"))
     names = [console.printable(name) for name in result.classes]
     rows = zip(names, result.confusion, result.precision, result.recall, strict=True)
     for name, row, *shares in rows:
-        cells = (console.known(share, "{:.1f}".format) for share in shares)
+        cells = (output.known(share, "{:.1f}".format) for share in shares)
         table.add_row(name, str(row.sum()), *cells)
-    console.out.print(table)
+    output.show(table)
     if len(names) <= MOST_COLUMNS:
         _print_confusion(names, result)
     else:
@@ -152,10 +151,10 @@ def _print(result: "Evaluation") -> None:
 
 
 def _print_confusion(names: list[str], result: "Evaluation") -> None:
-    table = console.table("", ("true \\ predicted", *names))
+    table = output.table("", ("true \\ predicted", *names))
     for name, row in zip(names, result.confusion.tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "·" for count in row))
-    console.out.print(table)
+    output.show(table)
 
 
 def _print_worst(names: list[str], result: "Evaluation") -> None:
@@ -212,7 +211,6 @@ def export(
     model = open_model(run, "cpu")
     images = real_images.to_check(model, check)
     folder = out or find(run).parent / "export"
-    console.check_writable(folder)
     model = cut_at(model, cut)
     made = exports.export(
         model, images, folder, to=to.value, part=part.value, int8=quantize is not None

@@ -1,10 +1,7 @@
 """``semisfl watch``, and the pages of ``report --html`` and ``serve --watch``."""
 
 import contextlib
-import importlib.util
-import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semisfl.cli import console
-from semisfl.settings.extras import missing
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -21,7 +17,6 @@ if TYPE_CHECKING:
     from semisfl.runs.sinks import Sink
 
 LISTEN = "127.0.0.1:8780"
-PACKAGES = ("starlette", "uvicorn", "plotly")
 
 Token = Annotated[
     Path | None,
@@ -30,6 +25,7 @@ Token = Annotated[
 
 
 def watch(
+    context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT of the page.")] = LISTEN,
     token_file: Token = None,
@@ -39,18 +35,13 @@ def watch(
     ] = None,
 ) -> None:
     """Serve a web page that follows runs. It only reads them; Ctrl-C ends it."""
-    _require("watch", *PACKAGES)
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
     with _port("--listen", listen, token_file, certs) as serve:
         _serve_page(serve, runs, token_file)
-        ended.wait()
+        context.obj.wait()
 
 
 def write_html(runs: list[Path], place: Path) -> None:
     """Write the page as one file; records are read as run directories are."""
-    _require("watch", *PACKAGES)
     from semisfl.runs import record
     from semisfl.runs.reading import no_run
     from semisfl.watch.inline import write_page
@@ -90,27 +81,25 @@ def _serve_page(serve: Serve, runs: list[Path], token_file: Path | None) -> None
 
 
 @contextlib.contextmanager
-def beside(
+def page_of_run(
     listen: str | None, token_file: Path | None, certs: Path | None
 ) -> Iterator[Callable[[Path], None]]:
     """Take the port of `serve --watch`; yield a function that shows the run in a directory there."""
     if listen is None:
         yield lambda place: None
         return
-    _require("watch", *PACKAGES)
     with _port("--watch", listen, token_file, certs) as serve:
         yield lambda place: _serve_page(serve, [place], token_file)
 
 
 @contextlib.contextmanager
-def exported(
+def exporter(
     listen: str | None, token_file: Path | None, certs: Path | None
 ) -> Iterator[Callable[["NetworkFleet"], list["Sink"]]]:
     """Take the port of `serve --metrics`; yield a function that takes the fleet and returns its sinks."""
     if listen is None:
         yield lambda fleet: []
         return
-    _require("metrics", "starlette", "uvicorn", "prometheus_client")
     from semisfl.watch.exporter import Exporter
 
     with _port("--metrics", listen, token_file, certs) as serve:
@@ -121,12 +110,6 @@ def exported(
             return [exporter]
 
         yield tell
-
-
-def _require(extra: str, *packages: str) -> None:
-    for name in packages:
-        if importlib.util.find_spec(name) is None:
-            raise missing(extra, name)
 
 
 COMMANDS = {"watch": watch}

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from semisfl import __version__
-from semisfl.cli import drawing
+from semisfl.cli import output
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.settings import config, presets, toml
@@ -303,7 +303,7 @@ def test_run_accepts_the_output_of_show_as_a_file(
 
 
 def test_partition_is_drawn_and_counted(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["partition", "digits", "--out", "who.png", *TINY, f"data.name={images}"]
+    words = ["show", "digits", "--partition", "who.png", *TINY, f"data.name={images}"]
     assert main([*words, "--json"]) == 0
     held = json.loads(capsys.readouterr().out)
     assert held["server"] == {"images": 8, "classes": {"dark": 4, "light": 4}}
@@ -342,7 +342,9 @@ def test_a_bare_machine_trains_and_compares(images: Path) -> None:
 
 
 def test_a_bare_machine_says_what_its_commands_need(images: Path) -> None:
-    counted = on_a_bare_machine("partition", *TINY, f"data.name={images}", "--json")
+    counted = on_a_bare_machine(
+        "show", "--partition", "who.png", *TINY, f"data.name={images}", "--json"
+    )
     assert counted.returncode == 0, counted.stderr
     assert "matplotlib is not installed; pip install 'semisfl[plots]'" in counted.stderr
     assert json.loads(counted.stdout)["picture"] is None
@@ -412,20 +414,6 @@ def test_a_command_line_that_cannot_be_read(
     refused(capsys, words, pattern)
 
 
-def test_a_picture_that_cannot_be_written(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["partition", "--out", "nowhere/who.png", *TINY, f"data.name={images}"]
-    refused(capsys, words, "--out nowhere/who.png: there is no folder nowhere; make it, or")
-    Path("run").mkdir()
-    for words in (
-        ["report", "run", "--out", "nowhere/x.png"],
-        ["report", "run", "--table", "nowhere/x.csv"],
-        ["evaluate", "run", "--data", str(images), "--out", "nowhere/x.png"],
-    ):
-        refused(capsys, words, f"{words[-2]} {words[-1]}: there is no folder nowhere; make it, or")
-    words[-1] = "run"
-    refused(capsys, words, "--out run is a folder; name a file in it")
-
-
 def test_an_image_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["predict", "run", "nope.png"], "nope.png does not exist; name image files")
 
@@ -436,20 +424,12 @@ def test_help_can_be_asked_for_in_several_ways(
 ) -> None:
     assert main(words) == 0
     printed = capsys.readouterr()
-    assert "Usage: semisfl" in printed.out and "demo-network" in printed.out and not printed.err
+    assert "Usage: semisfl" in printed.out and "join" in printed.out and not printed.err
 
 
 def test_a_file_that_is_not_toml(capsys: pytest.CaptureFixture[str]) -> None:
     Path("bad.toml").write_text("rounds: 3\n")
     refused(capsys, ["run", "bad.toml"], "bad.toml is not TOML")
-
-
-def test_a_folder_is_no_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "photos").mkdir()
-    for name in ("photos", f"{tmp_path}/photos"):
-        refused(capsys, ["run", name], f"a folder: for images in it, use --set data.name={name}")
-    Path("photos/config.toml").touch()
-    refused(capsys, ["run", "photos"], "but a run: to continue it, use semisfl run --resume photos")
 
 
 def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -644,7 +624,7 @@ def test_a_picture_is_a_png_unless_its_name_says_otherwise(tmp_path: Path) -> No
         "of.run1": "of.run1.png",
         "cost.svg": "cost.svg",
     }.items():
-        assert drawing.draw(tmp_path / name, Path.touch) == tmp_path / file
+        assert output.draw(tmp_path / name, Path.touch) == tmp_path / file
         assert (tmp_path / file).exists()
 
 

@@ -75,20 +75,6 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         assert not Path("out").exists(), change
 
 
-def test_mistakes_are_named_before_images_are_decoded(
-    labeled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Decoding may take minutes."""
-    monkeypatch.setattr(
-        "semisfl.runs.run_data.load_images", lambda *_, **__: pytest.fail("too late")
-    )
-    refused(capsys, serve_words(labeled, "digits", "--listen", "127.0.0.1"), "is not HOST:PORT")
-    refused(capsys, ["serve", "digits", "--labeled", str(labeled)], "server.crt cannot be read")
-    (labeled / "run.log").touch()
-    words = serve_words(labeled, "digits", "--out", str(labeled))
-    refused(capsys, words, "labeled is no run and holds run.log, which a run would overwrite")
-
-
 def test_a_device_without_a_port_is_refused(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_a_path_without_a_preset_gets_the_preset_for_own_images(
         assert capsys.readouterr().err.startswith(line) is not bool(quiet)
 
 
-@pytest.mark.parametrize("command", ["show", "plan", "partition"])
+@pytest.mark.parametrize("command", ["show", "plan"])
 def test_commands_that_only_look_choose_the_same_preset(
     command: str, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,7 +64,20 @@ def test_a_class_called_unknown_is_not_counted_with_images_without_a_label(
     x = np.zeros((47, 16, 16), np.uint8)
     np.savez(tmp_path / "a.npz", x=x, labels=labels, split=split, classes=["cat", "unknown"])
     words = ["data.labeled=8", "clients.total=1", "clients.active=1", "data.validation=none"]
-    assert main(["partition", "--json", "--set", f"data.name={tmp_path}/a.npz", *words]) == 0
+    assert (
+        main(
+            [
+                "show",
+                "--partition",
+                "who.png",
+                "--json",
+                "--set",
+                f"data.name={tmp_path}/a.npz",
+                *words,
+            ]
+        )
+        == 0
+    )
     held = json.loads(capsys.readouterr().out)
     assert held["server"]["classes"] == {"cat": 4, "unknown": 4}
     (client,) = held["clients"]
@@ -85,7 +98,10 @@ def test_images_that_use_little_of_the_range_are_named(
             pixels[0, :2] = 0, highest
             Image.fromarray(pixels).save(tmp_path / place / f"{number}.png")
     words = ["data.labeled=4", "clients.total=1", "clients.active=1", "data.validation=none"]
-    assert main(["partition", "--json", "--set", f"data.name={tmp_path}", *words]) == 0
+    assert (
+        main(["show", "--partition", "who.png", "--json", "--set", f"data.name={tmp_path}", *words])
+        == 0
+    )
     line = f"warning: the pixels of {tmp_path.name} are between 0 and 15 of 0 to 255"
     assert (line in capsys.readouterr().err) is warned
 
@@ -94,7 +110,7 @@ def test_images_that_use_little_of_the_range_are_named(
 def test_training_images_that_are_test_images_too_are_counted(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["partition", *TINY, f"data.name={images}"]
+    words = ["show", "--partition", "who.png", *TINY, f"data.name={images}"]
     assert main(words) == 0
     assert "equal test images" not in capsys.readouterr().err
     (images / "unlabeled").mkdir()
@@ -147,14 +163,13 @@ def test_mistakes_with_own_images_say_what_to_change(
         refused(capsys, words, pattern)
 
 
-@pytest.mark.parametrize("command", ["run", "partition"])
 def test_as_many_clients_as_the_data_have_folders(
-    command: str, images: Path, capsys: pytest.CaptureFixture[str]
+    images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
     for client, count in (("one", 4), ("two", 9)):
         write_images(images / "clients" / client, count, rng)
-    words = [command, *TINY, f"data.name={images}", "clients.total=3"]
+    words = ["run", *TINY, f"data.name={images}", "clients.total=3"]
     refused(
         capsys,
         words,
@@ -169,7 +184,7 @@ def test_class_folders_without_train_and_test_are_refused_alike(
     served = ["--labeled", str(flat), "--insecure-loopback", "--listen", "127.0.0.1:0"]
     for words in (
         ["run", "--set", f"data.name={flat}"],
-        ["partition", "--set", f"data.name={flat}"],
+        ["show", "--partition", "x.png", "--set", f"data.name={flat}"],
         ["serve", *served, "--set", "clients.total=2", "clients.active=2"],
         ["inspect", "images", "--labeled", str(flat)],
         ["inspect", "digits", "--labeled", str(flat)],

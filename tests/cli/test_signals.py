@@ -20,6 +20,7 @@ from PIL import Image
 from torch import nn
 
 from semisfl.cli import progress, signals
+from semisfl.cli.main import main
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
 from semisfl.metrics import RoundMetrics
@@ -133,7 +134,7 @@ USUAL = (("run", 0), ("join", 0), ("compare", 0))
 @pytest.mark.parametrize(
     ("command", "seed"),
     [
-        # Below: `serve` while it loads and while it waits, `demo-network` with its devices.
+        # Below: `serve` while it loads and while it waits, and a server with its devices.
         pytest.param(command, seed, marks=[] if case in USUAL else pytest.mark.slow)
         for case in itertools.product(COMMANDS, range(4))
         for command, seed in [case]
@@ -175,22 +176,6 @@ def test_a_signal_while_waiting_for_clients_ends_the_server(images: Path) -> Non
         assert line, "the server ended"
     assert "continue with: semisfl serve --resume out" in stopped_by(process, signal.SIGTERM)
     assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 0
-
-
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None:
-    """The signal comes before its devices are connected, or later."""
-    rng = random.Random(seed)
-    process = start("demo-network", "--out", "demo")
-    try:
-        wait_for(process, lambda: catches(process))
-        if seed:
-            wait_for(process, lambda: len(members(process.pid)) == 5)
-        time.sleep(rng.uniform(0, 2))
-        stopped_by(process, rng.choice(signals.SIGNALS))
-    finally:
-        process.kill()
-    assert not Path("demo").exists() or Path("demo/run/config.toml").exists()
 
 
 # --- in one process ------------------------------------------------------------------------------
@@ -285,19 +270,9 @@ def test_a_lost_terminal_stops_cleanly_though_it_sends_its_signal_twice(
             pytest.fail("it was taken for a second signal")
 
 
-@pytest.mark.parametrize("same", [0, 100])
-def test_a_rank_too_ends_at_a_second_signal_and_not_at_one_that_is_sent_twice(same: float) -> None:
-    code = "import signal; from semisfl.cli import signals; from semisfl.stopping import StopFlag; "
-    code += f"signals.SAME_SECONDS = {same}; flag = StopFlag(); noted = signals.noted(flag); "
-    code += "noted.__enter__(); signal.raise_signal(signal.SIGTERM); assert flag.requested; "
-    code += "signal.raise_signal(signal.SIGHUP); signal.raise_signal(signal.SIGTERM)"
-    ended = processes.run([sys.executable, "-c", code])
-    assert ended.returncode == (0 if same else -signal.SIGTERM), ended.stderr
-
-
 def test_under_nohup_a_lost_terminal_stops_nothing() -> None:
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from semisfl.cli import signals; "
-    code += "signals.note_early(['run']); signal.raise_signal(signal.SIGHUP); signals.StopSignals().__enter__(); "
+    code += "signals.StopSignals().__enter__(); "
     code += "signal.raise_signal(signal.SIGHUP); print(signals.SIGNALS)"
     ended = processes.run([sys.executable, "-c", code])
     assert ended.returncode == 0 and "SIGHUP" not in ended.stdout, ended.stderr
@@ -340,13 +315,12 @@ def test_the_time_left_counts_from_the_first_round_after_resuming(
     assert "round 91/100" in (output := capsys.readouterr().err) and "left 0:18" in output
 
 
-@pytest.mark.parametrize("words", [["serve"], ["--log-format", "json", "serve", "digits"]])
-def test_a_long_command_is_known_behind_options(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_command_that_trains_nothing_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    noted: list[signal.Signals] = []
-    monkeypatch.setattr(signal, "signal", lambda number, _: noted.append(number))
-    signals.note_early(words)
-    assert noted == signals.SIGNALS
-    signals.note_early(["--log-format", "text", "report", "serve"])
-    assert noted == signals.SIGNALS
+    def work(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("semisfl.runs.grouping.find_runs", work)
+    assert main(["report", "runs"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"

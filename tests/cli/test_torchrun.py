@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from semisfl.attacks import exposure
-from semisfl.cli import torchrun
+from semisfl.cli import runner
 from semisfl.fleet.cluster.ranks import Launch
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.callbacks import Callback
@@ -187,14 +187,14 @@ def test_a_restarted_run_continues_only_in_its_own_directory(tmp_path: Path) -> 
     config, out = parse({**SETTINGS, "rounds": 2}), tmp_path / "out"
     again = Launch(0, 0, max_restarts=3)
     with pytest.raises(ConfigError, match="--max-restarts needs --out DIR"):
-        torchrun.lead(again, config, None)
-    mine, resumed = torchrun.lead(again, config, out)
+        runner.lead(again, config, None)
+    mine, resumed = runner.lead(again, config, out)
     assert mine.fleet.kind == "cluster" and resumed is None, "it had not begun"
     RunDirectory.create(out, mine).unlock()
-    assert torchrun.lead(again, config, out) == (mine, out)
-    assert torchrun.lead(Launch(0, 0, max_restarts=0), config, out)[1] is None, (
+    assert runner.lead(again, config, out) == (mine, out)
+    assert runner.lead(Launch(0, 0, max_restarts=0), config, out)[1] is None, (
         "which is refused later"
     )
     other = config.model_copy(update={"seed": 7})
     with pytest.raises(ConfigError, match="holds a run with other settings"):
-        torchrun.lead(again, other, out)
+        runner.lead(again, other, out)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisfl.cli.many_runs import pool_for
+from semisfl.cli.runner import pool_for
 from semisfl.runs import compare, pools
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.cli.options import fill_in_watch
 from semisfl.metrics import RoundMetrics
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
@@ -212,17 +211,6 @@ def test_the_command_serves_until_it_is_asked_to_end(run: Path) -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_watch_without_an_address_has_the_usual_one() -> None:
-    for option, expected in (
-        ("serve --watch", "serve --watch A:1"),
-        ("serve --watch --quiet", "serve --watch A:1 --quiet"),
-        ("serve --watch digits", "serve --watch A:1 digits"),
-        ("serve --watch 0.0.0.0:80", "serve --watch 0.0.0.0:80"),
-        ("watch runs", "watch runs"),
-    ):
-        assert fill_in_watch(option.split(), "A:1") == expected.split()
 
 
 # --- one file ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from semisfl.cli.watching import exported
+from semisfl.cli.watching import exporter as exported
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.watch.address import Address, serving

@@ -1,0 +1,256 @@
+"""Train runs for the commands: start or continue them, show progress, obey signals, and say how they ended.
+
+Importing this module loads torch, so commands import it only when they train.
+"""
+
+import importlib.util
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+from semisfl.cli import console, output, progress
+from semisfl.cli.signals import SIGNALS, StopSignals
+from semisfl.data import holdings
+from semisfl.engine.hardware import Hardware
+from semisfl.fleet.cluster.ranks import Launch, RankLost, Ranks
+from semisfl.runs import compare, grouping, pools
+from semisfl.runs import start as runs
+from semisfl.runs.advice import DIVERGED
+from semisfl.runs.compare import Job
+from semisfl.runs.lock import Taken
+from semisfl.runs.pools import Pool
+from semisfl.runs.result import Result
+from semisfl.runs.sinks import Guarded, Sink
+from semisfl.settings.config import Config, ConfigError
+from semisfl.stopping import Stopped
+
+
+def start(
+    config: Config,
+    out: Path,
+    signals: StopSignals,
+    *,
+    device: str,
+    quiet: bool,
+    title: str | None = None,
+) -> Result:
+    """Train a new run in the directory ``out`` and return its result.
+
+    ``title`` names the run in its progress; default: its method. If the run cannot start, ``out`` is not changed.
+    """
+    signals.flag.check()
+    with runs.begin(config, out=out, device=device, stop=signals.flag) as run:
+        if importlib.util.find_spec("matplotlib") is not None:
+            held = run.experiment.holdings
+            output.draw(out / "partition.png", lambda file: holdings.draw(held, file))
+        return finish(run, signals, quiet=quiet, title=title)
+
+
+def resume(
+    path: Path,
+    signals: StopSignals,
+    *,
+    settings: Sequence[str],
+    cluster: bool = False,
+    device: str,
+    quiet: bool,
+    title: str | None = None,
+) -> Result:
+    """Continue the run in a directory from its latest checkpoint, or from the checkpoint named.
+
+    ``settings`` are the ``key=value`` that replace some of the run's own. ``cluster``: use all ranks of torchrun.
+    """
+    signals.flag.check()
+    with runs.go_on(
+        path, settings=settings, cluster=cluster, device=device, stop=signals.flag
+    ) as run:
+        return finish(run, signals, quiet=quiet, title=title)
+
+
+def finish(
+    run: runs.PreparedRun,
+    signals: StopSignals,
+    *,
+    quiet: bool = False,
+    title: str | None = None,
+    sinks: Sequence[Sink] = (),
+    busy: Callable[[], bool] = lambda: True,
+) -> Result:
+    """Train the remaining rounds of a run; raise `OSError` if its end could not be saved.
+
+    ``sinks`` get the metrics of each round. ``busy`` returns whether a round is under way, for the line that answers a
+    signal.
+    """
+    directory = run.directory
+    assert directory is not None
+    with signals.running(busy):
+        bars = progress.progress(title or run.experiment.config.method, quiet)
+        result = run.go([*bars, *map(Guarded, sinks)])
+    if directory.unsaved:
+        raise OSError(
+            f"the run's end could not be saved: {', '.join(directory.unsaved)} in "
+            f"{directory.path}; make room, then --resume {console.quoted(directory.path)} repeats what is missing"
+        )
+    return result
+
+
+def free_directory(stem: str) -> Path:
+    """Return a new path ``runs/<stem>-<time>``."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    path = Path("runs") / f"{stem}-{stamp}"
+    number = 2
+    while path.exists():
+        path = Path("runs") / f"{stem}-{stamp}-{number}"
+        number += 1
+    return path
+
+
+# --- how runs ended -----------------------------------------------------------------------------------
+
+
+def judged(config: Config) -> str:
+    """Return the name of a run's accuracy."""
+    return f"{grouping.judged_on(config.model_dump())} accuracy"
+
+
+def test_accuracy(result: Result) -> str:
+    """Return the test accuracy in words if rounds were judged on validation images; else an empty text."""
+    tested = result.test_accuracy
+    return "" if tested is None else f", test accuracy {tested:.1f} %"
+
+
+def how_it_ended(result: Result, config: Config, resume: str) -> str | None:
+    """Return why a run ended early and how to continue it; None if it reached its last round.
+
+    ``resume`` is the command that continues it.
+    """
+    if result.stopped:
+        return f"stopped; continue with: {resume}"
+    if result.stopped_by and len(result.rounds) < config.rounds:
+        limit = f"stop.{result.stopped_by}"
+        value = getattr(config.stop, result.stopped_by)
+        return f"ended as {limit} = {value:g} is met; go on beyond it with: {resume} --set {limit}=none"
+    return None
+
+
+def leave_if_diverged(diverged: Sequence[bool]) -> None:
+    """End the command with `DIVERGED` if one of its runs diverged: its losses or weights left all bounds."""
+    if not any(diverged):
+        return
+    line = "the run diverged: its weights are of no use; start again with the change that its run.log names"
+    if len(diverged) > 1:
+        line = (
+            f"{sum(diverged)} of {len(diverged)} runs diverged, so their means say nothing; "
+            "their run.log names the setting to change"
+        )
+    console.say(line, "error")
+    raise typer.Exit(DIVERGED)
+
+
+# --- several runs -------------------------------------------------------------------------------------
+
+
+def run_all(
+    jobs: Sequence[Job],
+    signals: StopSignals,
+    *,
+    engine: str | None,
+    at_once: int,
+    device: str,
+    quiet: bool,
+    share: bool = False,
+) -> bool:
+    """Train the unfinished runs of ``jobs``; return False if a signal stopped them.
+
+    ``engine`` and ``at_once`` are the options ``--engine`` and ``--jobs``. With ``share``, runs that another process is
+    training now are skipped.
+    """
+
+    def skip(path: Path) -> None:
+        if not quiet:
+            console.say(f"{path} is skipped: another process is training it")
+
+    def train(job: Job) -> bool:
+        """Train a run here; return whether it reached its end."""
+        title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
+        try:
+            if job.status == "unfinished":
+                result = resume(
+                    job.path,
+                    signals,
+                    settings=job.changed,
+                    device=device,
+                    quiet=quiet,
+                    title=title,
+                )
+            else:
+                result = start(
+                    job.config, job.path, signals, device=device, quiet=quiet, title=title
+                )
+        except Taken:
+            if not share:
+                raise
+            skip(job.path)
+            return True
+        return not result.stopped
+
+    if pool := pool_for(engine, at_once, device):
+        with progress.many_runs(quiet) as tell, signals.running():
+            return pools.run_in_pool(jobs, pool(), signals.flag, tell, skip if share else None)
+    try:
+        return compare.run_in_turn(jobs, train)
+    except Stopped:  # before the first round of one of them
+        return False
+
+
+def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] | None:
+    """Return the pool that ``--engine`` and ``--jobs`` ask for; None: one run after another, here."""
+    kind, _, address = (engine or "").partition("=")
+    if kind == "ray":
+        # Imported when asked for: it is an extra.
+        from semisfl.runs.ray_pool import RayPool
+
+        return lambda: RayPool(address or None, count, device)
+    if kind:
+        raise ConfigError(f"--engine {engine!r} is not known; use ray or ray=ADDRESS")
+    return (lambda: pools.Processes(count, device)) if count > 1 else None
+
+
+# --- the ranks of torchrun ----------------------------------------------------------------------------
+
+
+def lead(launch: Launch, config: Config, out: Path | None) -> tuple[Config, Path | None]:
+    """Return rank 0's configuration, and the run to continue if torchrun may have started it before."""
+    if config.fleet.kind == "local":
+        config = config.in_fleet("cluster")
+    if not launch.max_restarts:
+        return config, None
+    if out is None:
+        raise ConfigError(
+            "torchrun --max-restarts needs --out DIR, where a restarted run continues"
+        )
+    # Not by torchrun's count of restarts: with several machines each has its own.
+    return config, out if Job.of(config, out).status != "new" else None
+
+
+def take_part(launch: Launch, device: str, signals: StopSignals) -> None:
+    """Work as a rank other than 0, which writes nothing and prints only its failure."""
+    logging.getLogger("semisfl").setLevel(logging.ERROR)
+    signals.quiet = True
+    try:
+        for number in SIGNALS:  # until all ranks have met: Python handles none during that wait
+            signal.signal(number, signal.SIG_DFL)
+        device = launch.device(device)
+        ranks = Ranks.join(Hardware(device).device)
+        with signals, signals.running():
+            runs.serve_rank(ranks, device, signals.flag)
+    except (Stopped, RankLost) as end:
+        # The lost rank, or torchrun, prints the reason.
+        raise typer.Exit(int(isinstance(end, RankLost))) from None
+    except Exception as error:
+        console.say(f"rank {launch.rank}: {type(error).__name__}: {error}", "error")
+        raise typer.Exit(1) from error
