@@ -16,7 +16,7 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 BUDGETS = {
     "algorithm": 304,
     "attacks": 881,
-    "cli": 2181,
+    "cli": 1831,
     "costs": 1071,
     "data": 1403,
     "engine": 668,

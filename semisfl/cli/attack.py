@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -76,7 +77,9 @@ def leakage(
     from semisfl.runs.reading import is_record
     from semisfl.settings import config as configs
 
-    out.mkdir(parents=True, exist_ok=True)
+    there = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"{there} is no folder that can be written to; choose another --out")
     with _unfinished(out):
         if (Path(target) / "config.toml").exists():
             if settings:

@@ -39,7 +39,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     defences = ["--defence", "none", "--defence", NOISY]
     assert main([*words, *defences, "--out", str(out), "-q", "--set", *SMALL]) == 0
     results = json.loads((out / "leakage.json").read_text())
-    assert results["command"].startswith("semisfl ")
+    assert results["command"].startswith("semisfl")
     assert [row["defence"] for row in results["features"]] == ["none", NOISY]
     for row in results["features"]:
         assert row["cut"] == "flatten1" and row["bytes_per_image"] == 4 * 128

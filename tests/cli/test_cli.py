@@ -397,7 +397,6 @@ def test_each_mistake_is_one_line(
         (["report", "--target", "high", "x"], "Invalid value for '--target': .*; try `semisfl rep"),
         (["certs"], "Missing command; try `semisfl certs --help`$"),
         (["certs", "client"], "Missing option '--name'; try `semisfl certs client --help`$"),
-        (["serve"], "Missing option '--labeled'; try `semisfl serve --help`$"),
         (["join"], "Missing argument 'HOST:PORT'; try `semisfl join --help`$"),
         (["compare", "--seeds", "0"], "Invalid value for '--seeds': .*; try `semisfl compare"),
         (

@@ -132,7 +132,7 @@ def test_a_run_continues_if_nobody_reads_its_output(monkeypatch: pytest.MonkeyPa
         assert os.path.samestat(os.fstat(write), os.stat(os.devnull))
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [80, 120])
 def test_both_names_of_a_paired_difference_are_shown(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,14 +4,13 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from semisfl.attacks import poisoning
 from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
-from semisfl.cli import devices
+from semisfl.cli.main import main
 from semisfl.metrics import MethodMetrics
 from semisfl.net.client import member
 from semisfl.runs import start
@@ -142,9 +141,9 @@ def test_serve_limits_each_device_unless_it_is_told_otherwise(
 
     monkeypatch.setattr(start, "begin", begin)
     monkeypatch.setattr("semisfl.runs.run_data.load_images", lambda *_, **__: toy_data(3)[0])
-    how: Any = {"out": tmp_path / "run", "listen": "127.0.0.1:0", "insecure_loopback": True}
-    with pytest.raises(ValueError, match="enough"):
-        devices.serve(tmp_path, settings=changes, **how)
+    words = ["serve", "--labeled", str(tmp_path), "--out", str(tmp_path / "run")]
+    words += ["--listen", "127.0.0.1:0", "--insecure-loopback"]
+    assert main([*words, *(word for one in changes for word in ("--set", one))]) == 2
     (config,) = served
     assert (config.robust.aggregate, config.robust.features) == (aggregate, features)
     if "robust.clipped_mean.limit=2" in changes:

@@ -79,16 +79,13 @@ def test_a_run_in_a_folder_of_another_user_is_reported_without_its_picture(
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    run, read = write_run(tmp_path / "r", [50.0, 60.0]), os.access
+    run = write_run(tmp_path / "r", [50.0, 60.0])
     monkeypatch.setattr(plots, "save_picture", refused)
     assert main(["report", str(run), "--json"]) == 0
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
     assert answer["picture"] is None and answer["results"][0]["accuracy"]["mean"] == 60
     assert f"no picture: {run}/report.png: Permission denied; choose --out" in printed.err
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and read(path, mode))
-    assert main(["report", str(run), "--out", str(run / "x.png")]) == 2
-    assert "x.png: its folder cannot be written to; choose another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 150])
