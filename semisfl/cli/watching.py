@@ -72,10 +72,9 @@ def _port(option: str, listen: str, token_file: Path | None, certs: Path | None)
 
 def _serve_page(serve: Serve, runs: list[Path], token_file: Path | None) -> None:
     from semisfl.watch.app import make_app
-    from semisfl.watch.unnamed import Unnamed
     from semisfl.watch.views import Runs
 
-    url = serve(make_app((Runs if token_file else Unnamed)(runs)))
+    url = serve(make_app(Runs(runs)))
     token = "?token=TOKEN with the token of --token-file" if token_file else ""
     console.say(f"watch on {url}{token}")
 

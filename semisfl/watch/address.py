@@ -1,29 +1,31 @@
-"""Serve a page on loopback, or over TLS to those who have the token."""
+"""Serve a web app from a thread: on loopback, or over TLS to those who have the token."""
 
-import asyncio
 import contextlib
 import functools
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from semisfl.files import stamp
 from semisfl.settings.addresses import is_loopback, split_address
-from semisfl.settings.counts import counted
 from semisfl.settings.sections import ConfigError
-from semisfl.watch.connections import BACKLOG, Limits, Listener, Loop, protocol
-from semisfl.watch.renewal import Certificate
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 SHORTEST_TOKEN = 16
+"""Characters of a token."""
+MOST_REQUESTS = 100
+"""Requests and connections at a time; uvicorn answers 503 beyond."""
 START_SECONDS = 30.0
+"""Most time for the server to start."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Address:
     host: str
     port: int
     token: str | None = None
+    """What a reader must know; None: nothing."""
     certificates: Path | None = None
     """The folder with server.crt and server.key; None: no TLS."""
 
@@ -40,7 +43,10 @@ class Address:
     def parse(
         cls, option: str, listen: str, token_file: Path | None, certificates: Path | None
     ) -> "Address":
-        """Return the address of HOST:PORT, the value of ``option``. TLS is used only beyond loopback."""
+        """Return the address of ``listen`` (HOST:PORT), the value of ``option``; TLS is used only beyond loopback.
+
+        Raises `ConfigError` for another form, and for an address beyond loopback without a token or TLS.
+        """
         try:
             host, port = split_address(listen)
         except ConfigError as error:
@@ -48,31 +54,22 @@ class Address:
         token = _read_token(token_file) if token_file is not None else None
         if is_loopback(host):
             return cls(host, port, token)
-        if token is None:
+        if token is None or certificates is None:
             raise ConfigError(
-                f"{option} {listen} is not a loopback address, so a token is needed: "
-                f"--token-file FILE, with {SHORTEST_TOKEN} letters or more"
+                f"{option} {listen} is not a loopback address, so a token and TLS are needed: --token-file FILE, "
+                "and --certs DIR, the folder with server.crt and server.key (`semisfl certs server`)"
             )
-        if certificates is None:
-            raise ConfigError(
-                f"{option} {listen} is not a loopback address, so TLS is needed: --certs DIR, the "
-                "folder with server.crt and server.key (`semisfl certs server`)"
-            )
-        for name in ("server.crt", "server.key"):
-            if not (certificates / name).is_file():
-                raise ConfigError(
-                    f"{certificates} has no {name}; make it with `semisfl certs server`"
-                )
         return cls(host, port, token, certificates)
 
-    def bind(self, limits: Limits | None = None) -> Listener:
-        """Bind the port now, so that a wrong one fails before anything starts."""
+    def bind(self) -> socket.socket:
+        """Return a socket that listens, so that a wrong port fails before anything starts."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = Listener(family, limits or Limits())
+        # asyncio sends each part of an answer at once only where the protocol is named.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self.host, self.port))
-            listener.listen(BACKLOG)
+            listener.listen()
         except OSError as error:
             listener.close()
             raise ConfigError(
@@ -82,39 +79,33 @@ class Address:
         return listener
 
     def url(self, port: int) -> str:
+        """Return the URL of a server at this address that listens on ``port``."""
         scheme = "https" if self.certificates else "http"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{port}/"
 
 
 def _read_token(file: Path) -> str:
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise ConfigError(f"cannot read a token from {file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the token in {file} is not ASCII text; use another") from error
-    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
+    token = file.read_text(encoding="utf-8").strip()
+    if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isalnum()):
         raise ConfigError(
-            f"the token in {file} has {counted(len(token), 'letter')}; it needs {SHORTEST_TOKEN} or more on one "
-            "line, without blanks, e.g. of `openssl rand -hex 24`"
+            f"the token in {file} needs {SHORTEST_TOKEN} or more letters and digits, e.g. of `openssl rand -hex 24`"
         )
     return token
 
 
 @contextlib.contextmanager
-def serving(app: "ASGIApp", address: Address, listener: Listener | None = None) -> Iterator[str]:
+def serving(
+    app: "ASGIApp", address: Address, listener: socket.socket | None = None
+) -> Iterator[str]:
     """Serve ``app`` from a thread inside the block and yield its URL; ``listener`` is a port bound before."""
-    from semisfl.watch.app import PROBES, Guard
-    from semisfl.watch.pacing import Paced, Turns
+    from semisfl.watch.app import Guard
 
     with listener or address.bind() as listener:
-        secure = address.certificates is not None
         config = uvicorn.Config(
-            Guard(Paced(Turns(app, PROBES)), address.token, secure),
-            http=protocol(listener.limits),
+            Guard(app, address.token, address.certificates is not None),
+            limit_concurrency=MOST_REQUESTS,
             ws="none",
-            backlog=BACKLOG,
             log_level="error",
             access_log=False,
             lifespan="off",
@@ -123,14 +114,10 @@ def serving(app: "ASGIApp", address: Address, listener: Listener | None = None) 
         )
         config.load()
         if address.certificates is not None:
-            try:
-                config.ssl = Certificate(address.certificates).context
-            except OSError as error:
-                raise ConfigError(f"cannot use server.crt and server.key: {error}") from error
+            config.ssl = _renewed_context(address.certificates)
         server = uvicorn.Server(config)
-        thread = threading.Thread(
-            target=_run, args=(server, listener), name="semisfl-watch", daemon=True
-        )
+        run = functools.partial(server.run, sockets=[listener])
+        thread = threading.Thread(target=run, name="semisfl-watch", daemon=True)
         thread.start()
         try:
             _await_start(server, thread)
@@ -140,14 +127,35 @@ def serving(app: "ASGIApp", address: Address, listener: Listener | None = None) 
             thread.join(5)
 
 
-def _run(server: uvicorn.Server, listener: Listener) -> None:
-    with asyncio.Runner(loop_factory=functools.partial(Loop, listener.limits)) as runner:
-        runner.run(server.serve(sockets=[listener]))
-
-
-def _await_start(server: object, thread: threading.Thread) -> None:
+def _await_start(server: uvicorn.Server, thread: threading.Thread) -> None:
     until = time.monotonic() + START_SECONDS
-    while not getattr(server, "started", False):
+    while not server.started:
         if not thread.is_alive() or time.monotonic() > until:
             raise RuntimeError("the page's server did not start")
         time.sleep(0.01)
+
+
+def _renewed_context(folder: Path) -> ssl.SSLContext:
+    """Return a TLS context of ``folder``'s certificate, which it reads again after `semisfl certs renew`."""
+    files = folder / "server.crt", folder / "server.key"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    read = stamp(*files)
+    try:
+        context.load_cert_chain(*files)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use server.crt and server.key in {folder}: {error}; make them with `semisfl certs server`"
+        ) from error
+
+    def look(connection: Any, name: str | None, _: ssl.SSLContext) -> None:
+        nonlocal read
+        # While only one of the files is new they do not fit; the next connection looks again.
+        if (now := stamp(*files)) != read:
+            with contextlib.suppress(OSError):
+                fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                fresh.load_cert_chain(*files)
+                context.load_cert_chain(*files)
+                connection.context, read = fresh, now
+
+    context.sni_callback = look  # called at every handshake
+    return context

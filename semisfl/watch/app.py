@@ -6,25 +6,28 @@ import re
 import secrets
 from collections.abc import Callable
 from importlib.resources import files
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semisfl.watch.views import Plain, Runs
 
 LOOPBACK_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 COOKIE = "semisfl-watch"
+PAGE = files("semisfl.watch") / "page"
+"""The folder of the page's own files."""
 SCRIPTS = (
     *("tools.js", "charts.js", "tables.js", "parts.js", "views.js", "settings.js", "log.js"),
     *("details.js", "page.js"),
 )
 """In the order they are loaded."""
-TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 HEADERS = {
+    "cache-control": "no-cache",
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "style-src-attr 'unsafe-inline'; "  # the charts' library sets attributes of what it draws
@@ -38,15 +41,12 @@ HEADERS = {
 }
 
 PROBES = ("/healthz", "/readyz")
-"""Answered without a token: they say only that the process lives, and that it is ready."""
-
-LEAVE = {"connection": "close"}
-"""Close the connection of a refused browser."""
+"""Answered without a token: they say only that the process lives and answers."""
 
 
 def page_file(name: str) -> str:
     """Return one of the page's own files."""
-    return (files("semisfl.watch") / "page" / name).read_text(encoding="utf-8")
+    return (PAGE / name).read_text(encoding="utf-8")
 
 
 def plotly_script() -> str:
@@ -65,83 +65,64 @@ def page_html(library: str) -> str:
     return page_file("page.html").replace("<!-- styles --><!-- /styles -->", styles)
 
 
-def probes(ready: Callable[[], bool]) -> list[Route]:
-    """Return the answers to an orchestrator: 200, and 503 from /readyz while it is not ``ready``."""
+def probes() -> list[Route]:
+    """Return the answers to an orchestrator such as Kubernetes."""
 
-    # Not in a thread: all of them may be at work.
-    async def healthz(request: Request) -> Response:
+    async def alive(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def readyz(request: Request) -> Response:
-        return PlainTextResponse("ready\n") if ready() else PlainTextResponse("not ready\n", 503)
-
-    return [
-        Route(path, answer, methods=["GET"])
-        for path, answer in zip(PROBES, (healthz, readyz), strict=True)
-    ]
+    return [Route(path, alive, methods=["GET"]) for path in PROBES]
 
 
 def make_app(runs: Runs) -> Starlette:
-    def answer(view: Callable[[Request], Plain]) -> Callable[[Request], Response]:
+    """Return the app that answers with the page's own files, and with what ``runs`` shows, as JSON."""
+    views: dict[str, Callable[[QueryParams], Plain]] = {
+        "runs": lambda query: runs.listing(),
+        "rounds": lambda query: runs.rounds(_have(query.getlist("have"))),
+        "clients": lambda query: runs.clients(query["run"]),
+        "devices": lambda query: runs.devices(query["run"]),
+        "settings": lambda query: runs.settings(),
+        "log": lambda query: runs.log(query["run"], int(query.get("from", "-1"))),
+    }
+
+    def answer(view: Callable[[QueryParams], Plain]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
-                content = view(request)
+                text = json.dumps(view(request.query_params), allow_nan=False, default=str)
             except KeyError:
                 return PlainTextResponse("there is no such run here", 404)
             except ValueError as error:
                 return PlainTextResponse(f"bad question: {error}", 400)
-            text = json.dumps(content, allow_nan=False, default=str)
-            headers = {"cache-control": "no-store"}
-            return Response(text, media_type="application/json", headers=headers)
+            return Response(text, media_type="application/json")
 
         return endpoint
 
-    def static(name: str, read: Callable[[], str | bytes]) -> Route:
-        kind = TYPES[name[name.rindex(".") :]]
+    def text(content: str, kind: str) -> Callable[[Request], Response]:
+        return lambda request: Response(content, media_type=kind)
 
-        def endpoint(request: Request) -> Response:
-            return Response(read(), media_type=kind, headers={"cache-control": "no-cache"})
-
-        return Route("/" if name == "page.html" else f"/{name}", endpoint, methods=["GET"])
-
-    script = plotly_script()  # megabytes: read once
-    html, library = page_html(script), script.encode()
-    views: dict[str, Callable[[Request], Plain]] = {
-        "runs": lambda request: runs.listing(),
-        "rounds": lambda request: runs.rounds(_have(request.query_params.get("have", ""))),
-        "clients": lambda request: runs.clients(request.query_params["run"]),
-        "devices": lambda request: runs.devices(request.query_params["run"]),
-        "settings": lambda request: runs.settings(),
-        "log": lambda request: runs.log(
-            request.query_params["run"], int(request.query_params.get("from", "-1"))
-        ),
-    }
-    own = ("page.css", *SCRIPTS)
+    script = plotly_script()
     return Starlette(
         routes=[
-            static("page.html", lambda: html),
-            *(static(name, lambda name=name: page_file(name)) for name in own),  # type: ignore[misc]
-            static("plotly.min.js", lambda: library),
-            *probes(lambda: True),  # it costs nothing: strangers may ask
-            *(Route(f"/api/{name}", answer(view), methods=["GET"]) for name, view in views.items()),
+            Route("/", text(page_html(script), "text/html")),
+            Route("/plotly.min.js", text(script, "text/javascript")),
+            *(Route(f"/api/{name}", answer(view)) for name, view in views.items()),
+            *probes(),
+            Mount("/", StaticFiles(directory=str(PAGE))),
         ]
     )
 
 
-def _have(text: str) -> dict[str, tuple[int, int]]:
-    """Parse ``id.epoch.count,...``: the rounds that a browser has of each run."""
-    have = {}
-    for part in filter(None, text.split(",")):
-        key, epoch, count = part.split(".")
-        have[key] = (int(epoch), int(count))
-    return have
+def _have(texts: list[str]) -> dict[str, tuple[int, int]]:
+    """Parse ``epoch.count.run`` of each run: the rounds that a browser has of it."""
+    parts = (text.split(".", 2) for text in texts)
+    return {run: (int(epoch), int(count)) for epoch, count, run in parts}
 
 
 class Guard:
     """Check who may see the page, and tell browsers what they may do with it.
 
-    With a token, a browser needs it or the cookie that replaced it. Without one the page is on loopback; a request
-    under another host name (DNS rebinding), and one that another site's page makes, are refused.
+    With a token, a browser needs it or the cookie that replaced it. Without one the page is on loopback, and
+    a request under another host name (DNS rebinding) is refused.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, secure: bool) -> None:
@@ -163,23 +144,19 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a refused request, or to one that just showed the token; None: let it in."""
-        # Nothing here asks `request.url`, which is made of the header "host": anybody can write anything there.
         path = request.scope["path"]
         if path in PROBES:
             return None
         if self._token is None:
-            if not LOOPBACK_HOST.fullmatch(request.headers.get("host", "")):
-                return PlainTextResponse("this page answers to localhost only", 403, LEAVE)
-            if _from_another_site(request):
-                return PlainTextResponse("this page answers to itself only", 403, LEAVE)
-            return None
-        if _same(_cookie(request.headers.get("cookie", "")), self._session):
+            if LOOPBACK_HOST.fullmatch(request.headers.get("host", "")):
+                return None
+            return PlainTextResponse("this page answers to localhost only", 403)
+        if _same(request.cookies.get(COOKIE, ""), self._session):
             return None
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(credentials, self._token):
             return None
-        token = parse_qs(request.scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if path == "/" and _same(token, self._token):
+        if path == "/" and _same(request.query_params.get("token", ""), self._token):
             # Remove the token from the address bar, and from links copied out of it.
             response = Response(status_code=303, headers={"location": "/"})
             response.set_cookie(
@@ -189,24 +166,8 @@ class Guard:
         return PlainTextResponse(
             "this page wants a token: open it as /?token=TOKEN",
             401,
-            {"www-authenticate": "Bearer", **LEAVE},
+            {"www-authenticate": "Bearer"},
         )
-
-
-def _from_another_site(request: Request) -> bool:
-    """Return whether another site's page asks for more than to open this one. Every browser says so."""
-    asker = request.headers.get("sec-fetch-site", "none")
-    opens = request.headers.get("sec-fetch-mode") == "navigate"
-    return asker not in ("none", "same-origin") and not opens
-
-
-def _cookie(header: str) -> str:
-    """Return the value of our cookie, or an empty text.
-
-    Python's own reader of cookies takes half a minute for a quoted one of 60 KB, before 3.11.10 and 3.12.6.
-    """
-    cookies = (part.strip().partition("=") for part in header.split(";"))
-    return next((value for name, _, value in cookies if name == COOKIE), "")
 
 
 def _same(token: str, right: str) -> bool:

@@ -57,12 +57,8 @@ class Exporter:
         def answer(request: Request) -> Response:
             return Response(generate_latest(self._registry), media_type=CONTENT)
 
-        routes = [Route("/metrics", answer, methods=["GET"]), *probes(self._ready)]
+        routes = [Route("/metrics", answer, methods=["GET"]), *probes()]
         return Starlette(routes=routes)
-
-    def _ready(self) -> bool:
-        """Return whether devices may come: not while the server is drained."""
-        return not self._fleet.waiting.draining
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; the registry calls this once per scrape."""

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from semisfl.files import open_file, parse_json, read_json, stamp
+from semisfl.files import parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.preset_changes import changes, flat
@@ -16,14 +16,66 @@ from semisfl.runs.reading import read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.counts import counted
-from semisfl.watch.coverage import Coverage
-from semisfl.watch.device_events import DeviceEvents
-from semisfl.watch.tail import Lines, text_from
+from semisfl.watch.clients import Coverage, DeviceEvents
 
 STOPPED = ("stopped before round", "stopped by a callback")
 """The last line of the log of a run that was asked to end."""
 ELSEWHERE_SECONDS = 600.0
 """A run on another machine that wrote nothing for so long does not count as running."""
+LATEST_LOG = 64 * 1024
+"""Bytes of a log that are shown at first."""
+MOST_LOG = 256 * 1024
+"""Bytes of a log in one answer."""
+COMPARED = 64
+"""Bytes before the end of the last look that must still be there; else the file was written anew."""
+
+
+class Lines:
+    """The complete lines that were added to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+        self._before = b""
+        """The last bytes before the offset."""
+
+    def new(self) -> tuple[bool, list[bytes]]:
+        """Return whether the file was started again, and the new lines."""
+        try:
+            with self._path.open("rb") as file:
+                status = self._path.stat()
+                file.seek(max(0, self._offset - len(self._before)))
+                anew = status.st_ino != self._inode or file.read(len(self._before)) != self._before
+                if anew:
+                    self._offset, self._inode, self._before = 0, status.st_ino, b""
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            anew = self._inode != 0
+            self._offset, self._inode, self._before = 0, 0, b""
+            return anew, []
+        lines_read = data[: data.rfind(b"\n") + 1]
+        self._offset += len(lines_read)
+        self._before = (self._before + lines_read)[-COMPARED:]
+        return anew, lines_read.splitlines()
+
+
+def text_from(path: Path, start: int) -> tuple[list[str], int]:
+    """Return the complete lines of a file from byte ``start`` on (-1: the latest), and where they end."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            begin = start if 0 <= start <= size else max(0, size - LATEST_LOG)
+            file.seek(max(0, begin - 1))
+            # The rest of a line would show names that are hidden where the line is whole.
+            whole = begin == 0 or file.read(1) == b"\n"
+            data = file.read(MOST_LOG)
+    except OSError:
+        return [], 0
+    lines_read = data[: data.rfind(b"\n") + 1]
+    lines = lines_read.decode("utf-8", "replace").splitlines()
+    return (lines if whole else lines[1:]), begin + len(lines_read)
 
 
 class Followed:
@@ -38,10 +90,9 @@ class Followed:
         """How often the metrics file was started again, as happens when a run is resumed."""
         self.lock = threading.Lock()
         self._config_read: tuple[int, int] | None = None
-        self._fleet_read: tuple[object, ...] = ()
-        self._fleet_waits = ""
-        self._classes_read: tuple[object, ...] = ()
-        self._classes = 0
+        self.colour: int | None = None
+        """The number of its colour in charts; `Runs` gives it."""
+        self._small: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
         self._metrics = Lines(path / "metrics.jsonl")
         self._events = Lines(path / "fleet.jsonl")
         self.devices = DeviceEvents()
@@ -109,7 +160,7 @@ class Followed:
     def state(self) -> tuple[str, str]:
         """Return the state in one word, and a line about it.
 
-        It is finished, running, waiting, paused, stopped, crashed or unfinished.
+        It is finished, running, waiting, stopped, crashed or unfinished.
         """
         if self.done and self.done >= self.rounds > 0:
             return "finished", f"{counted(self.rounds, 'round')} done"
@@ -117,9 +168,8 @@ class Followed:
         if limit is not None:
             return "finished", f"stop.{limit} = {self.config['stop'][limit]} is met"
         holder, held = self._lock_holder()
-        if held and (waiting := self._waiting()):
-            word = waiting.partition(" ")[0]
-            return word, f"{waiting}; {self.done} of {self.rounds} rounds are done"
+        if held and (waiting := self.read_json("fleet.json").get("waiting")):
+            return "waiting", f"{waiting}; {self.done} of {self.rounds} rounds are done"
         if held:
             return "running", f"round {self.done + 1} of {self.rounds}, {holder}"
         if holder is None:
@@ -132,14 +182,6 @@ class Followed:
             f"{holder} ended without saying why in round {self.done + 1}; --resume goes on",
         )
 
-    def _waiting(self) -> str:
-        """Return what a server waits for; an empty text if it trains."""
-        changed = stamp(self.path / "fleet.json")
-        if changed != self._fleet_read:
-            self._fleet_read = changed
-            self._fleet_waits = str(self.read_json("fleet.json").get("waiting", ""))
-        return self._fleet_waits
-
     def _lock_holder(self) -> tuple[str | None, bool]:
         """Return which process works or worked on the run, and whether it still does.
 
@@ -147,8 +189,8 @@ class Followed:
         """
         file = self.path / "run.lock"
         try:
-            with open_file(file) as content:
-                holder, inode = content.read().decode().strip(), file.stat().st_ino
+            with file.open() as content:
+                holder, inode = content.read().strip(), file.stat().st_ino
         except (OSError, UnicodeDecodeError):
             return None, False
         match = re.fullmatch(r"process (\d+) on (.*)", holder)
@@ -175,21 +217,20 @@ class Followed:
         return text_from(self.path / "run.log", start)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the values of a small file; empty if it is missing or damaged."""
-        return read_json(self.path / name)
+        """Return the values of a small file; empty if it is missing or damaged. It is read again if it changed."""
+        changed = stamp(self.path / name)
+        if self._small.get(name, ((), {}))[0] != changed:
+            self._small[name] = changed, read_json(self.path / name)
+        return self._small[name][1]
 
     def classes(self) -> int:
         """Return the number of classes; 0 if it is not known."""
-        changed = stamp(self.path / "holdings.json")
-        if changed != self._classes_read:
-            self._classes_read = changed
-            held = self.read_json("holdings.json")
-            names, server = held.get("classes", []), held.get("server", [])
-            # The server has labels of every class, but none of images without a known label.
-            unknown = bool(names) and names[-1].startswith("unknown") and not sum(server[-1:])
-            self._classes = len(names) - unknown
+        held = self.read_json("holdings.json")
+        names, server = held.get("classes", []), held.get("server", [])
+        # The server has labels of every class, but none of images without a known label.
+        unknown = bool(names) and names[-1].startswith("unknown") and not sum(server[-1:])
         known = DATA.get(str(self.config.get("data", {}).get("name")))
-        return self._classes or (known.classes if known else None) or 0
+        return len(names) - unknown or (known.classes if known else None) or 0
 
     def began(self) -> int:
         """Return the time of the oldest file, which tells runs that began earlier from later ones."""

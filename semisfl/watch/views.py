@@ -1,8 +1,8 @@
 """Return what the page shows as plain values, one function per request."""
 
-import hashlib
-import os
+import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,61 +10,76 @@ from typing import Any
 from semisfl.metrics import ACCURACY_OF, AXES, panels_of
 from semisfl.runs.declared import metrics_of
 from semisfl.runs.grouping import judged_on
-from semisfl.runs.labels import alike_but_for_seed, flatten
+from semisfl.runs.preset_changes import flat
 from semisfl.runs.reading import runs_inside
 from semisfl.settings.lookup import title_of
-from semisfl.watch.colours import Colours
-from semisfl.watch.coverage import OfClient
-from semisfl.watch.device_events import DeviceEvents
+from semisfl.watch.clients import ClientCoverage, DeviceEvents
 from semisfl.watch.follow import Followed
 
-ACTIVE = ("running", "waiting", "paused")
+ACTIVE = ("running", "waiting")
 """States of a run whose process lives."""
 BINS = 60
 """Most columns of the map of coverage."""
-NOBODY = OfClient()
-"""Shares of a client that was never chosen: none."""
+NOBODY = ClientCoverage()
+"""The coverage of a client that was never chosen."""
+UNCOUNTED = ("seed", "stop", "sinks", "runtime")
+"""Settings and sections in which runs of one colour may differ."""
 
 Plain = dict[str, Any]
 
 
 class Runs:
-    """The runs at some paths. A folder that is no run stands for those directly inside it, also ones
-    that come later."""
+    """The runs at some paths, as plain values for the page.
+
+    A folder that is no run stands for the runs directly inside it, also for those that come later. A run is
+    known by its name, or by its path where two have one name.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         for path in paths:
             if not path.is_dir():
                 raise ValueError(f"{path} is no folder; give run directories, or a folder of them")
-        self._paths = [path.resolve() for path in paths]
-        self._named = dict(zip(self._paths, paths, strict=True))
+        self._paths = paths
         self._followed: dict[str, Followed] = {}
-        self._colours = Colours()
+        self._colours: dict[str, int] = {}
+        """The number of each colour, by the settings that its runs have in common."""
 
     def listing(self) -> Plain:
-        """Return every run with its state."""
+        """Return every run with its state, and which charts the page has."""
         self._find()
+        self._give_colours()
         runs = []
         for key, followed in self._followed.items():
             with followed.lock:
                 followed.look()
                 runs.append({"id": key, **_summary(followed)})
-        with_settings = [run for run in runs if run["method"]]
-        configs = [self._followed[run["id"]].config for run in with_settings]
-        for label, places in alike_but_for_seed(configs):
-            for place in places:
-                with_settings[place]["label"] = label
-        self._colours.add(self._followed)
-        for run in runs:
-            run["colour"] = self._colours.of.get(run["id"], 0)
-        folders = [str(path) for path in self._named.values()]
+        methods = {run["method"] for run in runs if run["method"]}
+        for method in methods:
+            alike = [run for run in runs if run["method"] == method]
+            configs = [flat(self._followed[run["id"]].config) for run in alike]
+            for run, settings in zip(alike, _differences(configs), strict=True):
+                run["differs"] = settings
         return {
             "time": time.time(),
-            "folders": folders,
+            "folders": [str(path) for path in self._paths],
             "runs": runs,
             "axes": [vars(axis) for axis in AXES],
-            "panels": self._panels({run["method"] for run in with_settings}),
+            "panels": self._panels(methods),
         }
+
+    def _give_colours(self) -> None:
+        """Give a colour to every run that has none, in the order in which they began.
+
+        Runs that differ only in their seed share one. A run keeps its colour, whatever other runs appear.
+        """
+        for followed in self._followed.values():
+            with followed.lock:
+                followed.look()
+        new = [one for one in self._followed.values() if one.colour is None and one.config]
+        for followed in sorted(new, key=lambda one: (one.began(), one.path.name)):
+            values = {k: v for k, v in followed.config.items() if k not in UNCOUNTED}
+            alike = json.dumps(values, sort_keys=True, default=str)
+            followed.colour = self._colours.setdefault(alike, len(self._colours))
 
     def _panels(self, methods: set[str]) -> list[Plain]:
         """Return every chart of the view Training, with the keys of its lines."""
@@ -174,13 +189,31 @@ class Runs:
         return self._followed[key]
 
     def _find(self) -> None:
-        followed: dict[str, Followed] = {}
-        for path in self._paths:
+        known = {followed.path: followed for followed in self._followed.values()}
+        places: dict[Path, None] = {}
+        for path in map(Path.resolve, self._paths):
             inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
-            for place in filter(Path.is_dir, inside):
-                key = hashlib.blake2b(os.fsencode(place), digest_size=6).hexdigest()
-                followed[key] = self._followed.get(key) or Followed(place)
-        self._followed = followed
+            places |= dict.fromkeys(filter(Path.is_dir, inside))
+        often = Counter(place.name for place in places)
+        self._followed = {
+            place.name if often[place.name] == 1 else str(place): known.get(place)
+            or Followed(place)
+            for place in places
+        }
+
+
+def _differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return, for each run of one method, its settings that at most half of the runs have."""
+    keys = sorted({key for config in configs for key in config})
+    often = {key: Counter(str(config.get(key, "none")) for config in configs) for key in keys}
+    return [
+        ", ".join(
+            f"{key}={value}"
+            for key, value in ((key, str(config.get(key, "none"))) for key in keys)
+            if 2 * often[key][value] <= len(configs)
+        )
+        for config in configs
+    ]
 
 
 def _devices(events: DeviceEvents, enrolled: Sequence[Plain], running: bool) -> list[Plain]:
@@ -208,7 +241,8 @@ def _summary(followed: Followed) -> Plain:
         "path": str(followed.path),
         "method": method if isinstance(method, str) else None,
         "title": title_of(method) if isinstance(method, str) else None,
-        "label": title_of(method) if isinstance(method, str) else followed.path.name,
+        "differs": "",
+        "colour": followed.colour or 0,
         "state": state,
         "note": note,
         "active": state in ACTIVE,
@@ -228,7 +262,7 @@ def _summary(followed: Followed) -> Plain:
 
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in flatten(values).items()}
+    return {key: str(value) for key, value in flat(values).items()}
 
 
 def _integer(config: Mapping[str, Any], section: str, key: str, default: int) -> int:

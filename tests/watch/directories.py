@@ -107,7 +107,7 @@ def _fleet(path: Path, names: list[str], draw: random.Random) -> None:
         {"event": "left_out", "name": names[7], "client": 7, "reason": f"no progress {EVIL}"},
         {
             **{"event": "refused", "name": EVIL, "peer": "ipv4:198.51.100.4:49152"},
-            "reason": "the certificate of camera-x is revoked",
+            "reason": "it broke the protocol",
         },
         {
             "event": "refused",

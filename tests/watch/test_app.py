@@ -7,7 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +20,6 @@ from semisfl.metrics import RoundMetrics
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.sections import ConfigError
-from semisfl.watch import inline
 from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
@@ -29,7 +27,7 @@ from tests import toy
 from tests.processes import Forked
 from tests.watch.directories import EVIL
 
-TOKEN = "a-token-of-twenty-letters"
+TOKEN = "tokenoftwentyletters"
 
 
 @pytest.fixture
@@ -80,12 +78,12 @@ def test_everything_is_there_strictly_read_only_and_needs_nobody_else(run: Path)
         (listed,) = listing["runs"]
         for view in ("clients", "devices", "log"):
             status, _, headers = ask(url, f"/api/{view}?run={listed['id']}")
-            assert (status, headers["cache-control"]) == (200, "no-store"), view
+            assert (status, headers["cache-control"]) == (200, "no-cache"), view
             assert ask(url, f"/api/{view}?run=../../etc")[0] == 404
             assert ask(url, f"/api/{view}")[0] == 404
         assert ask(url, f"/api/log?run={listed['id']}&from=x")[0] == 400
         assert ask(url, "/api/rounds?have=nonsense")[0] == 400
-        assert json.loads(ask(url, "/api/rounds?have=unknown.0.0")[1]) == {"runs": {}}
+        assert json.loads(ask(url, "/api/rounds?have=0.0.unknown")[1]) == {"runs": {}}
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             assert ask(url, "/api/runs", method)[0] == 405
         for path in ("/../pyproject.toml", "/page.py", "/api", "/metrics.jsonl"):
@@ -102,25 +100,11 @@ def test_a_request_under_another_host_name_is_refused(run: Path) -> None:
             assert ask(url, host=host)[0] == 200, host
 
 
-def test_a_request_of_another_sites_page_is_refused_but_its_link_works(run: Path) -> None:
-    with page(run) as url:
-        for asker in ("cross-site", "same-site"):  # same-site: another port of this machine
-            for path in ("/", "/api/runs", "/plotly.min.js"):
-                asked = {"sec-fetch-site": asker, "sec-fetch-mode": "no-cors"}
-                assert ask(url, path, **asked)[0] == 403, (asker, path)
-            opened = {"sec-fetch-site": asker, "sec-fetch-mode": "navigate"}
-            assert ask(url, **opened)[0] == 200, asker
-        own = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
-        assert ask(url, "/api/runs", **own)[0] == 200
-
-
 def test_with_a_token_requests_need_it(run: Path) -> None:
     with page(run, Address("127.0.0.1", 0, TOKEN)) as url:
         for path in ("/", "/api/runs", "/page.js", "/?token=wrong", f"/api/runs?token={TOKEN}"):
             status, text, _ = ask(url, path)
             assert status == 401 and text.count("\n") == 0 and "wants a token" in text, path
-        # Early versions of Starlette make `request.url` of it, with the path of an open answer.
-        assert ask(url, "/api/runs", host="x/healthz?")[0] == 401
         assert ask(url, authorization="Bearer wrong")[0] == 401
         assert ask(url, authorization=f"Bearer {TOKEN}")[0] == 200
         status, _, headers = ask(url, f"/?token={TOKEN}")
@@ -129,19 +113,6 @@ def test_with_a_token_requests_need_it(run: Path) -> None:
         assert TOKEN not in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
         assert ask(url, "/api/runs", cookie=cookie.partition(";")[0])[0] == 200
         assert ask(url, cookie="semisfl-watch=guess")[0] == 401
-
-
-def test_a_stranger_with_a_long_cookie_keeps_nobody_waiting(run: Path) -> None:
-    """Reading it as Python 3.11 does takes 30 s for 60 KB, in which the page answers nobody."""
-    with page(run, Address("127.0.0.1", 0, TOKEN)) as url:
-        began = time.monotonic()
-        for name in ("semisfl-watch", "other"):
-            assert ask(url, cookie=f'{name}="{60_000 * chr(92)}"')[0] == 401
-        assert time.monotonic() - began < 5
-        _, _, headers = ask(url, f"/?token={TOKEN}")
-        cookie = headers["set-cookie"].partition(";")[0]
-        assert ask(url, cookie=f"a=1; {cookie};b=2")[0] == 200
-        assert ask(url, cookie=f"a=1; x{cookie}")[0] == 401
 
 
 def test_strangers_may_ask_whether_it_is_ready_and_it_reads_no_run_for_them(
@@ -153,38 +124,55 @@ def test_strangers_may_ask_whether_it_is_ready_and_it_reads_no_run_for_them(
             assert ask(url, path)[0] == 200
 
 
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    certs.make_authority(tmp_path / "certs")
+    certs.make_server(tmp_path / "certs", ["localhost"])
+    return tmp_path / "certs"
+
+
 def test_off_loopback_it_takes_a_token_and_tls(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, certificates: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    certificates = tmp_path / "certs"
-    certs.make_authority(certificates)
-    certs.make_server(certificates, ["localhost"])
     token, short = tmp_path / "token", tmp_path / "short"
     token.write_text(TOKEN + "\n")
     short.write_text("secret\n")
-    strange = tmp_path / "strange"
-    strange.write_text("geheïmnis" * 3)
     words = ["watch", str(run), "--listen", "0.0.0.0:0"]
     for more, error in (
-        ([], r"--listen 0.0.0.0:0 is not a loopback address, so a token is needed: --token-file"),
-        (["--token-file", str(short)], r"the token in .*short has 6 letters; it needs 16"),
-        (["--token-file", "nowhere"], r"cannot read a token from nowhere: No such file"),
-        (["--token-file", str(strange)], r"the token in .*strange is not ASCII text; use another"),
-        (["--token-file", str(token)], r"is not a loopback address, so TLS is needed: --certs DIR"),
-        (["--token-file", str(token), "--certs", str(run)], r"first has no server.crt; make it"),
+        ([], "a token and TLS are needed"),
+        (["--token-file", str(short)], "needs 16 or more letters"),
+        (["--token-file", str(token)], "a token and TLS are needed"),
+        (["--token-file", str(token), "--certs", str(run)], "make them with `semisfl certs"),
         (["--listen", "localhost"], r"--listen 'localhost' is not HOST:PORT"),
-        (["--listen", "localhost:80²"], r"--listen 'localhost:80²' is not HOST:PORT, e.g."),
         (["--listen", "::1:8780"], r"--listen '::1:8780' is not HOST:PORT; IPv6 is written as"),
     ):
         assert main([*words, *more]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert re.match(f"error: .*{error}", line), line
+        assert line.startswith("error: ") and error in line, line
     address = Address.parse("--listen", "0.0.0.0:0", token, certificates)
     with page(run, address) as url:
         assert url.startswith("https://")
         assert ask(url)[0] == 401
         status, _, headers = ask(url, f"/?token={TOKEN}")
         assert status == 303 and "Secure" in headers["set-cookie"]
+
+
+def test_a_page_uses_a_renewed_certificate_without_a_restart(run: Path, certificates: Path) -> None:
+    certificate, key = certificates / "server.crt", certificates / "server.key"
+    old = certificate.read_text(), key.read_text()
+    with page(run, Address("127.0.0.1", 0, TOKEN, certificates)) as url:
+        where = ("127.0.0.1", urlsplit(url).port or 0)
+        assert ssl.get_server_certificate(where) == old[0]
+        certs.renew_server(certificates)
+        new = certificate.read_text(), key.read_text()
+        key.write_text(old[1])
+        assert ssl.get_server_certificate(where) == old[0], "the pair is not whole yet"
+        certificate.unlink()
+        assert ssl.get_server_certificate(where) == old[0]
+        key.write_text(new[1])
+        certificate.write_text(new[0])
+        assert ssl.get_server_certificate(where) == new[0] != old[0]
+        assert ask(url)[0] == 401
 
 
 def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +233,3 @@ def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(
         assert main(["report", *words]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert re.match(f"error: .*{error}", line), line
-
-
-def test_a_library_that_speaks_of_a_scripts_end_does_not_end_it() -> None:
-    assert "</script" not in inline._complete('x = "</script><!--"')

@@ -4,22 +4,18 @@ import json
 import os
 import re
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
-from semisfl.cli import console, watching
 from semisfl.data import holdings
 from semisfl.data.partition import Partition
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
 from semisfl.settings.presets import values_of
-from semisfl.watch.device_events import DeviceEvents
-from semisfl.watch.follow import Followed
-from semisfl.watch.tail import Lines
-from semisfl.watch.unnamed import Unnamed
+from semisfl.watch.clients import DeviceEvents
+from semisfl.watch.follow import Followed, Lines
 from semisfl.watch.views import Runs
 from tests import toy
 from tests.watch import directories
@@ -120,14 +116,13 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
         ("fleet.jsonl", '{"event": "here", "name": "camera", "images": 1e999}\n', None),
     ],
 )
-@pytest.mark.parametrize("kind", [Runs, Unnamed])
 def test_a_run_with_a_damaged_file_does_not_hide_the_others(
-    kind: type[Runs], name: str, content: str, problem: str | None, tmp_path: Path
+    name: str, content: str, problem: str | None, tmp_path: Path
 ) -> None:
     for run in ("bad", "good"):
         begun(tmp_path / run).unlock()
     (tmp_path / "bad" / name).write_text(content)
-    shown = kind([tmp_path]).everything()
+    shown = Runs([tmp_path]).everything()
     json.dumps(shown, allow_nan=False)
     bad, good = shown["runs"]["runs"]
     assert re.search(problem, bad["problem"]) if problem else bad["problem"] is None
@@ -185,7 +180,7 @@ def test_a_run_whose_name_is_not_utf8_is_shown_with_the_others(tmp_path: Path) -
     assert len(listing) == len(json.loads(json.dumps(listing))) == 2
 
 
-def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Path) -> None:
+def test_runs_that_come_later_are_found_and_told_apart(tmp_path: Path) -> None:
     runs = Runs([tmp_path])
     assert runs.listing()["runs"] == []
     begun(tmp_path / "a").unlock()
@@ -194,29 +189,48 @@ def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Pat
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "config.toml").write_text("not toml [")
     by_name = {run["name"]: run for run in runs.listing()["runs"]}
-    labels = [by_name[name]["label"] for name in "abc"]
-    assert labels[0] == labels[1] and labels[2] == "SemiSFL optimizer.lr=0.5"
+    assert [by_name[name]["differs"] for name in "abc"] == ["", "seed=1", "optimizer.lr=0.5"]
     assert "config.toml is not TOML" in by_name["d"]["problem"] and by_name["a"]["problem"] is None
     settings = runs.settings()["runs"]
     assert settings[by_name["c"]["id"]]["optimizer.lr"] == "0.5"
 
 
-def test_a_run_keeps_its_colour_and_name_whatever_others_appear(tmp_path: Path) -> None:
-    def colours_and_labels(runs: Runs) -> dict[str, tuple[int, str]]:
-        return {run["name"]: (run["colour"], run["title"]) for run in runs.listing()["runs"]}
+def test_every_setting_in_which_runs_differ_is_named(tmp_path: Path) -> None:
+    lengths = [f"clients.{name}=2" for name in ("batch", "steps", "active")]
+    begun(tmp_path / "a", "seed=7", *lengths, "server.steps=3", "optimizer.lr=0.5").unlock()
+    begun(tmp_path / "b", "stop.target=90").unlock()
+    a, b = (run["differs"].split(", ") for run in Runs([tmp_path]).listing()["runs"])
+    keys = ["clients.batch", "clients.steps", "optimizer.lr", "seed", "server.steps", "stop.target"]
+    assert [text.partition("=")[0] for text in a] == [text.partition("=")[0] for text in b] == keys
+    assert "stop.target=none" in a and "stop.target=90.0" in b
+
+
+def test_runs_are_known_by_their_names_and_by_their_paths_where_two_have_one(
+    tmp_path: Path,
+) -> None:
+    for place in ("one/a", "one/b", "two/a"):
+        begun(tmp_path / place).unlock()
+    runs = Runs([tmp_path / "one", tmp_path / "two"])
+    keys = [run["id"] for run in runs.listing()["runs"]]
+    assert keys == [str(tmp_path / "one" / "a"), "b", str(tmp_path / "two" / "a")]
+
+
+def test_a_run_keeps_its_colour_whatever_others_appear(tmp_path: Path) -> None:
+    def colours(runs: Runs) -> dict[str, int]:
+        return {run["name"]: run["colour"] for run in runs.listing()["runs"]}
 
     runs = Runs([tmp_path])
     begun(tmp_path / "m").unlock()
     begun(tmp_path / "n", "optimizer.lr=0.5").unlock()
-    before = colours_and_labels(runs)
-    assert before == {"m": (0, "SemiSFL"), "n": (1, "SemiSFL")}
+    before = colours(runs)
+    assert before == {"m": 0, "n": 1}
     begun(tmp_path / "a", "optimizer.lr=0.1").unlock()  # its name comes before theirs
     begun(tmp_path / "z", "seed=5").unlock()
-    after = before | {"a": (2, "SemiSFL"), "z": (0, "SemiSFL")}
-    assert colours_and_labels(runs) == after, "runs that differ in their seed share a colour"
-    assert colours_and_labels(Runs([tmp_path])) == after, "also for a page that is opened later"
+    after = before | {"a": 2, "z": 0}
+    assert colours(runs) == after, "runs that differ in their seed share a colour"
+    assert colours(Runs([tmp_path])) == after, "also for a page that is opened later"
     (tmp_path / "n" / "config.toml").write_text((tmp_path / "a" / "config.toml").read_text())
-    assert colours_and_labels(runs) == after, "settings that change at a resume do not matter"
+    assert colours(runs) == after, "settings that change at a resume do not matter"
 
 
 def test_guessing_counts_only_classes_that_have_labels(tmp_path: Path) -> None:
@@ -258,8 +272,6 @@ def test_a_device_cannot_make_the_page_say_that_it_is_revoked() -> None:
     """A device writes the reason of a refusal by its own policy."""
     events, text = DeviceEvents(), "the certificate of camera is revoked"
     event = {"event": "refused", "name": "camera", "reason": f"the client's policy: {text}"}
-    events.add(json.dumps(event).encode())
-    assert events.turned_away["camera"]["state"] == "refused"
     events.add(json.dumps({**event, "by": "device", "reason": text}).encode())
     assert events.turned_away["camera"]["state"] == "refused"
     events.add(json.dumps({**event, "reason": f"3 more refused; the last: {text}"}).encode())
@@ -289,13 +301,12 @@ def test_settings_name_the_preset_and_what_was_changed(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("page", [Runs, Unnamed])
-def test_clients_in_folders_are_called_by_their_folders(tmp_path: Path, page: type[Runs]) -> None:
+def test_clients_in_folders_are_called_by_their_folders(tmp_path: Path) -> None:
     one = Partition(np.arange(4), (np.arange(4, 7), np.arange(7, 9)), names=("St. Mary", "x"))
     held = holdings.count(one, np.arange(9) % 2, ["a", "b"])
     config = toy.values("semisfl", "clients.total=2", "clients.active=2")
     RunDirectory.create(tmp_path / "run", config, held).unlock()
-    runs = page([tmp_path])
+    runs = Runs([tmp_path])
     (run,) = runs.listing()["runs"]
     clients = runs.clients(run["id"])["clients"]
     assert [(client["name"], client["images"]) for client in clients] == [("St. Mary", 3), ("x", 2)]
@@ -380,55 +391,6 @@ def test_warnings_of_a_run_are_shown(tmp_path: Path) -> None:
     directory.record.write(RoundMetrics(round=2))
     (run,) = Runs([tmp_path]).listing()["runs"]
     assert run["problem"] == "the loss rises; lower it"
-
-
-def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
-    """Anybody who has an account on the server's machine can open it."""
-    directories.crowd(tmp_path / "crowd", clients=30, rounds=4)
-
-    def answers(runs: Runs) -> str:
-        (run,) = runs.listing()["runs"]
-        key = run["id"]
-        views = (run, runs.clients(key), runs.devices(key), runs.log(key, -1))
-        return json.dumps(views, default=str)
-
-    named, masked = answers(Runs([tmp_path])), answers(Unnamed([tmp_path]))
-    for secret in ("camera-0003", "camera-x", "camera-y", "198.51.100.4"):
-        assert secret in named and secret not in masked, secret
-    assert "client 3" in masked and "a device" in masked and '"event": "refused"' in masked
-    with watching.beside("127.0.0.1:0", None, None) as show:
-        lines: list[str] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(console, "say", lines.append)
-            show(tmp_path / "crowd")
-        url = lines[0].split()[-1]
-        key = json.loads(urlopen(f"{url}api/runs").read())["runs"][0]["id"]
-        devices = urlopen(f"{url}api/devices?run={key}").read().decode()
-    assert "client 3" in devices and "camera-" not in devices
-
-
-def test_a_log_without_a_token_names_no_device_and_no_address(tmp_path: Path) -> None:
-    """This holds for devices that left before they had a place, and for those that came since the last look."""
-    directory = begun(tmp_path / "run")
-    lines = [
-        "2026 INFO camera-7 has certificate 2e49, valid until 2027-11-17 21:33 UTC",
-        "2026 INFO the connection to camera-7 was lost",
-    ]
-    later = "2026 WARNING refused peer=ipv4:198.51.100.4:49152 identity=camera-8 reason=no place"
-    (directory.path / "run.log").write_text("\n".join([*lines, "robust.aggregate is krum", ""]))
-    changed = {"event": "changed", "name": "robust.aggregate", "reason": "mean to krum"}
-    (directory.path / "fleet.jsonl").write_text(json.dumps(changed) + "\n")
-    runs = Unnamed([tmp_path])
-    key = runs.listing()["runs"][0]["id"]
-    shown = runs.log(key, -1)["lines"]
-    assert "robust.aggregate is krum" in shown, "a setting is no device"
-    with (directory.path / "run.log").open("a") as log:
-        log.write(later + "\n")
-    size = (directory.path / "run.log").stat().st_size
-    every = [line for start in range(-1, size) for line in runs.log(key, start)["lines"]]
-    text = "\n".join(every)
-    assert "camera-" not in text and "198.51" not in text
-    assert "refused peer=? identity=a device reason=no place" in text
 
 
 def test_a_directory_that_is_gone_has_no_beginning(

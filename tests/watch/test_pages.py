@@ -169,6 +169,22 @@ def test_an_empty_folder_then_a_crashed_run_and_another_beside_it(
             page.text_of(view)
 
 
+def test_devices_are_those_of_a_served_run_and_a_link_has_the_runs_name(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    RunDirectory.create(tmp_path / "a simulation", directories.toy.values("semisfl"))
+    served = directories.toy.values("semisfl", "fleet.kind=network")
+    RunDirectory.create(tmp_path / "served", served)
+    with opened(chromium, tmp_path) as page:
+        assert "there are no devices" not in page.text_of("devices")
+        assert page.evaluate("document.body.dataset.shown") == "devices/served"
+        page.text_of("overview")
+        page.evaluate("document.querySelector('#panel-overview tbody a').click()")
+        page.until("document.body.dataset.shown === 'clients/a simulation'")
+        assert page.evaluate("location.hash") == "#clients/a%20simulation"
+        assert "there are no devices" not in page.text_of("devices")
+
+
 def test_runs_have_names_warnings_and_cards_on_a_phone(
     chromium: Browser, done: Path, tmp_path: Path
 ) -> None:

@@ -128,7 +128,7 @@ Watch.views = (() => {
   return [
     ...Watch.severalRuns,
     { key: "clients", title: "Clients", make: clients, one: true },
-    { key: "devices", title: "Devices", make: devices, one: true },
+    { key: "devices", title: "Devices", make: devices, one: true, served: true },
     { key: "settings", title: "Settings", make: Watch.settings },
     { key: "log", title: "Log", make: Watch.log, one: true },
   ];

@@ -39,13 +39,13 @@
   }
 
   function go(key, run = state.run) {
-    location.hash = run ? `${key}/${run}` : key;
+    location.hash = Watch.link(key, run);
   }
 
   function read() {
     const [key, run] = location.hash.slice(1).split("/");
     state.view = views.find((view) => view.key === key) || views[0];
-    state.run = run || state.run;
+    state.run = run ? decodeURIComponent(run) : state.run;
     for (const view of views) {
       const { tab, panel } = opened[view.key];
       const here = view === state.view;
@@ -61,7 +61,9 @@
   }
 
   function pick() {
-    const runs = data.listing.runs;
+    const all = data.listing.runs;
+    const served = state.view.served ? all.filter((one) => one.network) : [];
+    const runs = served.length ? served : all;
     const run = runs.find((one) => one.id === state.run) || runs.find((one) => one.active) || runs[0];
     picker.hidden = !state.view.one || !run;
     const key = JSON.stringify(runs.map((one) => [one.id, one.name]));
@@ -92,10 +94,10 @@
   async function moreRounds() {
     const have = data.listing.runs.map(({ id }) => {
       const held = data.rounds[id];
-      return `${id}.${held ? held.epoch : 0}.${held ? held.columns.round.length : 0}`;
+      return ["have", `${held ? held.epoch : 0}.${held ? held.columns.round.length : 0}.${id}`];
     });
     if (!have.length) return;
-    const { runs } = await ask("rounds", { have: have.join(",") });
+    const { runs } = await ask("rounds", have);
     for (const [id, { epoch, first, columns }] of Object.entries(runs)) {
       const held = data.rounds[id];
       if (!held || held.epoch !== epoch || !first) {

@@ -57,5 +57,8 @@ window.Watch = (() => {
     return response.json();
   }
 
-  return { el, format, plain, ask, live: !stored, data: { listing: null, rounds: {} } };
+  // The fragment of a view, of one run if there is one.
+  const link = (view, run) => (run ? `#${view}/${encodeURIComponent(run)}` : `#${view}`);
+
+  return { el, format, plain, ask, link, live: !stored, data: { listing: null, rounds: {} } };
 })();

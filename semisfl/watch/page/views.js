@@ -67,7 +67,7 @@ Watch.severalRuns = (() => {
       caption: "Click a run to see its clients.", sort: ["name", 1], cards: true,
       columns: [
         { key: "drawn", title: "Drawn", sort: (run) => Number(!hidden.has(run.id)), show: tick },
-        { key: "name", title: "Run", wrap: true, show: (run) => el("a", { href: `#clients/${run.id}`, title: run.path }, run.name) },
+        { key: "name", title: "Run", wrap: true, show: (run) => el("a", { href: Watch.link("clients", run.id), title: run.path }, run.name) },
         { key: "title", title: "Method", wrap: true, wide: true },
         { key: "differs", title: "Differs in", wrap: true, wide: true, optional: true },
         { key: "state", title: "State", show: (run) => badge(run.state, run.note) },
@@ -141,7 +141,7 @@ Watch.severalRuns = (() => {
     return () => {
       const all = data.listing.runs;
       fill(numbers, numbersOf(all));
-      runs.update(all.map((run) => ({ ...run, differs: run.label.slice((run.title || run.label).length).trim() || null })));
+      runs.update(all.map((run) => ({ ...run, differs: run.differs || null })));
       const wrong = all.filter((run) => run.problem);
       warnings.hidden = !wrong.length;
       const texts = wrong.map((run) => `${run.name}: ${run.problem}`);
