@@ -11,7 +11,7 @@ from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.methods.sizes import Sizes
 from semisfl.models.build import uncut, widest_head
 from semisfl.models.layers import batchnorms, named_layers
-from semisfl.models.memory import Footprint, activations
+from semisfl.models.memory import activations, training_bytes
 from semisfl.models.shapes import Placed, Shape, place
 from semisfl.models.split import NARROW_HEAD, cut_index
 from semisfl.models.zoo import MODELS
@@ -106,8 +106,8 @@ class Cut:
         """Return the bytes of weights and activations in a client's memory."""
         layers = self.layers if whole else self.layers[: self.index]
         parameters = sum(layer.parameters for layer in layers)
-        own = Footprint(parameters, sum(layer.kept for layer in layers))
-        return own.bytes(batch, copies, kept)
+        activations = sum(layer.kept for layer in layers)
+        return training_bytes(parameters, activations, batch, copies=copies, kept=kept)
 
 
 def cut_of(config: Config, shape: Shape, classes: int) -> Cut:

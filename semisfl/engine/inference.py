@@ -14,17 +14,15 @@ def outputs(
     images: Tensor,
     prepare: Callable[[Tensor], Tensor],
     before_each: Callable[[], object] = lambda: None,
-    most: int = BATCH,
 ) -> Iterator[Tensor]:
     """Return the logits of ``images``, computed in batches; ``prepare`` turns a batch into the model's input.
 
-    Runs the model in eval mode and restores its mode. ``before_each`` runs before every batch and may raise. ``most``:
-    images of a batch on a CPU.
+    Runs the model in eval mode and restores its mode. ``before_each`` runs before every batch and may raise.
     """
     mode = model.training
     model.eval()
     try:
-        for part in images.split(_batch(model, images, most)) if len(images) else ():
+        for part in images.split(_batch(model, images)) if len(images) else ():
             before_each()
             with torch.no_grad():
                 yield model(prepare(part))
@@ -32,8 +30,8 @@ def outputs(
         model.train(mode)
 
 
-def _batch(model: nn.Module, images: Tensor, most: int) -> int:
+def _batch(model: nn.Module, images: Tensor) -> int:
     """Return the batch size: smaller for large images on a CPU, as a stop is noticed between batches only."""
     if next(model.parameters()).device.type != "cpu":
         return BATCH
-    return min(most, max(16, min(BATCH, BATCH * 3 * 32 * 32 // max(1, images[:1].numel()))))
+    return max(16, min(BATCH, BATCH * 3 * 32 * 32 // max(1, images[:1].numel())))

@@ -9,7 +9,7 @@ from torch import nn
 from semisfl import seeds
 from semisfl.models.layers import Layers
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import Own, check_own, digest_of, globally_seeded
+from semisfl.models.own import check_own, digest_of, globally_seeded
 from semisfl.models.shapes import Shape, place
 from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, Projector, SplitModel, split
 from semisfl.models.zoo import MODELS
@@ -95,51 +95,43 @@ def build_model(
         return split(own, shape, settings.cut, projector, settings.projection, limit)
 
 
-def with_layers_of(config: Config, own: Own | None) -> Config:
+def with_layers_of(config: Config, own: nn.Sequential) -> Config:
     """Return ``config`` with the ``own`` model as a table, so that others can build it again.
 
-    A model that no table describes is called ``code-`` and a digest of its parts: it can be trained here, but not by devices, and
-    a resumed run needs it as an argument again.
+    A model that no table describes is called ``code-`` and a digest of its parts: it can be trained here, but
+    not by devices, and a resumed run needs it as an argument again.
     """
-    if own is None:
-        return config
-    assert isinstance(own, nn.Sequential)
-    described: dict[str, Any]
-    try:
-        described = {"layers": layers_of(own)}
-    except ValueError as error:
-        log.info("the configuration cannot hold the given model: %s", error)
-        described = {"name": f"{CODE}-{digest_of(own)}", "layers": None}
+    described = {"layers": None, **_description(own)}
     model = ModelConfig.model_validate({**config.model.model_dump(), **described})
     return config.model_copy(update={"model": model})
 
 
-def check_same(own: Own | None, name: str, table: Sequence[Layer] | None) -> None:
-    """Refuse another network than the one that was trained, which has this name, and this table if one describes it.
+def _description(own: nn.Sequential) -> dict[str, Any]:
+    """Return the settings that describe a model: its layers, or a name with a digest of its code."""
+    try:
+        return {"layers": layers_of(own)}
+    except ValueError as error:
+        log.info("the configuration cannot hold the given model: %s", error)
+        return {"name": f"{CODE}-{digest_of(own)}"}
 
-    Warn of a module that may be another: equal code has equal digests in the same versions only.
+
+def check_same(own: nn.Sequential, name: str, table: Sequence[Layer] | None) -> None:
+    """Raise `ConfigError` if ``own`` is not the network that was trained, by its ``name`` or ``table``.
+
+    A warning names a module that may be another one: its code may have changed and compute the same.
     """
-    if own is None:
-        return
-    assert isinstance(own, nn.Sequential)
+    now = _description(own)
     if name in MODELS:
         table = MODELS[name].table()
-    now: Sequence[Layer] | None
-    try:
-        now = parse_layers(layers_of(own))
-    except ValueError:
-        now = None
-    if now is not None and table is not None:
-        if now != tuple(table):
+    if "layers" in now and table is not None:
+        if parse_layers(now["layers"]) != tuple(table):
             raise ConfigError(
                 "the module passed is not the network that was trained; leave it out, as a table of layers describes that one"
             )
-        return
-    called = f"{CODE}-{digest_of(own)}"
-    if table is not None or name not in (CODE, called):  # runs of earlier versions have no digest
+    elif now.get("name") != name:
         log.warning(
             "the module has other code or settings than the one that was trained (%s, now %s); unless it computes "
             "the same, the weights do not belong into it",
             name,
-            called,
+            now.get("name", "a table of layers"),
         )

@@ -7,92 +7,73 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from semisfl.models.layers import adopt_layers, named_layers, use_generator
+from semisfl.models.layers import Layers, adopt_layers, named_layers, use_generator
 from semisfl.models.shapes import Shape
 
 Own = nn.Module | Sequence[nn.Module]
 """An ``nn.Sequential``, a module whose children are called in order, or a list of stages."""
 _GLOBAL_NUMBERS = RLock()
-STAGES = "give a list of its stages instead, e.g. [stem, block1, block2, nn.Flatten(), head]"
 
 
 def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
-    """Return the shape of one image's output, by passing zeros through."""
-    return _sides(_zeros_through(module, shape))
-
-
-def _zeros_through(module: nn.Module, shape: Shape) -> object:
+    """Return the shape of one image's output, by passing zeros through in eval mode."""
     mode = module.training
     module.eval()
+    like = next(module.parameters(), torch.empty(0))
     with torch.no_grad():
-        like = next(module.parameters(), torch.empty(0))
-        out: object = module(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
+        out = module(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
     module.train(mode)
-    return out
-
-
-def _sides(out: object) -> tuple[int, ...]:
-    """Return the shape of one image's output; raise ValueError unless it is a tensor."""
-    if not isinstance(out, Tensor):
-        raise ValueError(
-            f"the model, or its part before the cut, returns a {type(out).__name__}; it must return one tensor"
-        )
     return tuple(out.shape[1:])
 
 
 def is_sequential(model: Own) -> bool:
     """Return whether ``model`` is an ``nn.Sequential`` that only calls its layers in order."""
-    if not isinstance(model, nn.Sequential):
-        return False
-    return type(model).__module__.startswith("semisfl.") or (
-        type(model).forward is nn.Sequential.forward
-    )
+    plain = (nn.Sequential.forward, Layers.forward)
+    return isinstance(model, nn.Sequential) and type(model).forward in plain
 
 
 def stages_of(model: Own, shape: Shape) -> nn.Sequential:
-    """Return ``model`` as a sequence of its own layers; raise ValueError with the reason if it cannot be cut.
+    """Return ``model`` as a sequence of its own layers.
 
     A module is called and compared with its children in order, in eval and in train mode. A flatten that
-    its forward has between a picture and its last linear layer is added.
+    its forward has between a picture and its last linear layer is added. Raises ValueError if its children,
+    called in order, are not the model, or if a layer has a forward hook, which training does not call.
     """
-    if isinstance(model, nn.Module) and is_sequential(model):
-        assert isinstance(model, nn.Sequential)
-        _refuse_hooks(model)
-        return model
-    if isinstance(model, list | tuple | nn.ModuleList) and len(model):
-        if all(isinstance(stage, nn.Module) for stage in model):
-            stages = OrderedDict((f"stage{n}", one) for n, one in enumerate(model, 1))
-            _refuse_hooks(stacked := nn.Sequential(stages))
-            return stacked
-        raise ValueError("the model is a list whose entries are not all modules; give nn.Modules")
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"the model is a {type(model).__name__}; it must be an nn.Module or a list of stages"
-        )
-    _refuse_hooks(model)
+    stages: nn.Sequential
+    if isinstance(model, nn.Sequential) and is_sequential(model):
+        stages = model
+    elif isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList):
+        stages = _children_of(model, shape)
+    else:
+        stages = nn.Sequential(OrderedDict((f"stage{n}", one) for n, one in enumerate(model, 1)))
+    for name, layer in stages.named_modules():
+        lazy = isinstance(layer, nn.modules.lazy.LazyModuleMixin)  # its hook makes the weights
+        if not lazy and (layer._forward_hooks or layer._forward_pre_hooks):
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) has a forward hook, which training does not call; use "
+                "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead"
+            )
+    return stages
+
+
+def _children_of(model: nn.Module, shape: Shape) -> nn.Sequential:
+    """Return a module's children as a sequence that gives its outputs, also for a flatten before the last."""
     children = list(model.named_children())
-    if len(children) < 2:
-        raise ValueError(
-            f"the model is a {type(model).__name__} with {len(children)} modules inside, and two or more are "
-            f"needed to cut between them; {STAGES}"
-        )
-    plain = nn.Sequential(OrderedDict(children))
-    reason = _difference(model, plain, shape)
-    if reason is None:
-        return plain
-    *before, last = children
-    flat = nn.Sequential(OrderedDict([*before, ("flatten", nn.Flatten()), last]))
-    if "flatten" not in dict(children) and _difference(model, flat, shape) is None:
-        return flat
+    flat = [*children[:-1], ("flatten", nn.Flatten()), *children[-1:]]
+    reasons = []
+    for layers in (children, flat):
+        stages = nn.Sequential(OrderedDict(layers))
+        if (reason := _difference(model, stages, shape)) is None:
+            return stages
+        reasons.append(reason)
     raise ValueError(
-        f"the model is a {type(model).__name__} that cannot be cut: its children, called in order, {reason}; "
-        f"{STAGES}"
+        f"the model is a {type(model).__name__} that cannot be cut: its children, called in order, {reasons[0]}; "
+        "give a list of its stages instead, e.g. [stem, block1, block2, nn.Flatten(), head]"
     )
 
 
@@ -126,122 +107,67 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _refuse_hooks(model: nn.Module) -> None:
-    """Raise ValueError for forward hooks: layers that are computed together do not call them."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
-            continue  # its own hook makes the weights, and is gone after the first image
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            raise ValueError(
-                f"{_called(name, layer)} has a forward hook, which training does not call; remove it, or use "
-                "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead"
-            )
-
-
-def _called(name: str, layer: nn.Module) -> str:
-    return f"layer {name!r} ({type(layer).__name__})" if name else "the model"
-
-
-def _instead_of_random(layer: nn.Module) -> str | None:
-    """Return what to use instead of a layer that draws from torch's global generator; None for any other."""
-    if isinstance(layer, nn.modules.dropout._DropoutNd):
-        return "use nn.Dropout" if layer.p and type(layer) is not nn.Dropout else None
-    if isinstance(layer, nn.RReLU):
-        return "use nn.LeakyReLU"
-    if isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
-        return "use nn.AdaptiveMaxPool2d"
-    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout:
-        return "set its dropout to 0"
-    return None
-
-
-def refuse_one_layer(layers: int) -> None:
-    if layers < 2:
-        raise ValueError(
-            f"the model has {'one layer' if layers else 'no layers'}, and two or more are needed to cut between them"
-        )
-
-
 def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
-    """Raise ValueError for a model that cannot be trained, or does not make one number per class of an image."""
-    refuse_one_layer(len(model))
-    for name, layer in model.named_modules():
-        if not all(one.requires_grad for one in layer.parameters(recurse=False)):
-            raise ValueError(
-                f"{_called(name, layer)} has parameters with requires_grad = False, and all are trained; call "
-                "model.requires_grad_() first"
-            )
-        if other := {one.dtype for one in layer.parameters(recurse=False)} - {torch.float32}:
-            raise ValueError(
-                f"{_called(name, layer)} has parameters of {other.pop()}, and models are trained in torch.float32; "
-                "call model.float() first"
-            )
-        if (instead := _instead_of_random(layer)) is not None:
-            raise _draws(name, layer, instead)
-    try:
-        result = _zeros_through(model, shape)
-    except Exception as error:  # a user's layers raise what they will
-        raise _cannot_take(shape, error) from error
-    if (out := _sides(result)) != (classes,):
+    """Call every layer once; layers that make their weights on the first image make them here.
+
+    Raises ValueError with the name of a layer that fails or whose draws cannot be repeated, and for a model
+    that does not make one number per class of an image.
+    """
+    out = _called_in_turn(model.eval(), torch.zeros(1, *shape), repeatable=False)
+    model.train()
+    if tuple(out.shape[1:]) != (classes,):
         raise ValueError(
-            f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
+            f"the model makes {list(out.shape[1:])} of an image; it must make {classes} numbers, one per class"
         )
-    assert isinstance(result, Tensor)
-    if result.min() >= 0 and abs(float(result.sum()) - 1) < 1e-5:
+    if out.min() >= 0 and abs(float(out.sum()) - 1) < 1e-5:
         raise ValueError(
             "the model makes probabilities, and training applies the softmax itself; leave out its last softmax"
         )
-    _check_repeatable(model, shape)
-
-
-def _check_repeatable(model: nn.Sequential, shape: Shape) -> None:
-    """Raise ValueError for a layer whose own code draws from torch's global generator while it is trained."""
-    copied, x = copy.deepcopy(model).train(), torch.zeros(2, *shape)
+    copied = copy.deepcopy(model)
     adopt_layers(copied)
     use_generator(copied, torch.Generator())
+    _called_in_turn(copied, torch.zeros(2, *shape), repeatable=True)
+
+
+def _called_in_turn(model: nn.Sequential, x: Tensor, *, repeatable: bool) -> Tensor:
+    """Return the output of the layers in turn; ``repeatable``: none may draw from torch's global generator."""
     before = torch.get_rng_state()
-    for name, layer in named_layers(copied):
+    for name, layer in named_layers(model):
+        called = f"layer {name!r} ({type(layer).__name__})"
         try:
             with torch.no_grad():
                 x = layer(x)
-        except Exception as error:
-            raise _cannot_take(shape, error) from error
-        if not torch.equal(before, torch.get_rng_state()):
-            raise _draws(name, layer, "let an nn.Dropout inside it draw")
-
-
-def _draws(name: str, layer: nn.Module, instead: str) -> ValueError:
-    return ValueError(
-        f"{_called(name, layer)} draws from torch's global random numbers, so that runs could not be "
-        f"repeated; {instead}"
-    )
+        except Exception as error:  # a user's layers raise what they will
+            raise ValueError(f"{called} fails: {_line(error)}") from error
+        if repeatable and not torch.equal(before, torch.get_rng_state()):
+            raise ValueError(
+                f"{called} draws from torch's global random numbers, so that runs could not be repeated; "
+                "let an nn.Dropout inside it draw"
+            )
+    return x
 
 
 def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | None:
     """Return how the outputs of two modules with the same layers differ; None if they do not."""
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-    for mode in ("eval", "train"):
+    for training in (False, True):
+        expected = _output(model, images, training)
         try:
-            expected = _output(model, images, mode == "train")
-        except Exception as error:
-            raise _cannot_take(shape, error) from error
-        _sides(expected)
-        try:
-            got = _output(stages, images, mode == "train")
+            got = _output(stages, images, training)
         except Exception as error:
             return f"fail ({_line(error)})"
-        if not isinstance(got, Tensor) or expected.shape != got.shape:
-            return "give another shape than its forward"
-        if not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
+        if expected.shape != got.shape or not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
+            mode = "train" if training else "eval"
             return f"give other numbers than its forward in {mode} mode"
     return None
 
 
-def _output(module: nn.Module, images: Tensor, training: bool) -> Any:
+def _output(module: nn.Module, images: Tensor, training: bool) -> Tensor:
     """Return the output of a copy, with the same draws on every call."""
     copied = copy.deepcopy(module).cpu().train(training)
     with globally_seeded(0), torch.no_grad():
-        return copied(images)
+        out: Tensor = copied(images)
+    return out
 
 
 @contextmanager
@@ -253,11 +179,6 @@ def globally_seeded(seed: int) -> Iterator[None]:
     with _GLOBAL_NUMBERS, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
-
-
-def _cannot_take(shape: Shape, error: Exception) -> ValueError:
-    where = ", ".join(map(str, shape))
-    return ValueError(f"the model cannot take images [n, {where}]: {_line(error)}")
 
 
 def _line(error: Exception) -> str:

@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from semisfl.engine.kernels import unit_rows
-from semisfl.models.layers import Layers, Residual, adopt_layers, named_layers
-from semisfl.models.own import feature_shape, refuse_one_layer
+from semisfl.models.layers import Layers, adopt_layers, named_layers
+from semisfl.models.own import feature_shape
 from semisfl.models.shapes import Shape, Sides
 from semisfl.settings.counts import counted
 
@@ -85,26 +85,13 @@ def split(
     layers = named_layers(model)
     at = cut_index(layers, cut)
     bottom = _stack(layers[:at])
-    trained = [name for name, layer in layers if parameter_count(layer)]
-    if len(trained) < 2:
-        raise ValueError(
-            f"the model has {counted(len(trained), 'layer')} with parameters, and clients and server need one each; "
-            "add a layer"
-        )
-    if not parameter_count(bottom):
-        if cut is None:
+    rest = nn.ModuleList(layer for _, layer in layers[at:])
+    for part, holder in ((bottom, "clients"), (rest, "server")):
+        if not parameter_count(part):
             raise ValueError(
-                "model.cut is not given, and before the Flatten layer, where it would be, nothing is "
-                f"trained; set it to the last layer that clients are to hold, from {trained[0]!r} on"
+                f"a cut after {layers[at - 1][0]!r} leaves the {holder} no parameters; set model.cut to another layer"
             )
-        raise ValueError(
-            f"model.cut = {cut!r} leaves the clients no parameters; cut after {trained[0]!r} or later"
-        )
-    if not any(parameter_count(layer) for _, layer in layers[at:]):
-        raise ValueError(
-            f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer"
-        )
-    _refuse_shared(bottom, nn.ModuleList(layer for _, layer in layers[at:]))
+    _refuse_shared(bottom, rest)
     cut_shape = outputs[at - 1] if outputs else feature_shape(bottom, shape)
     if len(cut_shape) > 1:
         bottom = _stack([*layers[:at], (_unused("cut", layers), nn.Flatten())])
@@ -142,7 +129,6 @@ def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
 def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:
     """Return how many layers the client holds."""
     names = [name for name, _ in layers]
-    refuse_one_layer(len(layers))
     if cut is None:
         flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]
         if not flat or flat[0] + 1 >= len(layers):
@@ -151,35 +137,16 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
             )
         return flat[0] + 1
     if isinstance(cut, str):
-        if cut not in names:
-            block = _block_around(cut, layers)
-            if block is not None:
-                raise ValueError(
-                    f"model.cut = {cut!r} lies inside the residual block {block!r}, which cannot be cut; "
-                    f"set model.cut = {block!r} to cut after it"
-                )
+        if cut not in names[:-1]:
             raise ValueError(
-                f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}"
+                f"model.cut = {cut!r} is no layer that the model can be cut after; these are {', '.join(names[:-1])}"
             )
-        if cut == names[-1]:
-            last = f"model.cut = {cut!r} is the last layer, and the server needs one"
-            raise ValueError(f"{last}; cut after {names[-2]!r} or earlier")
         cut = names.index(cut) + 1
     if not 1 <= cut <= len(layers) - 1:
         raise ValueError(
             f"model.cut = {cut} is outside the model; it has {counted(len(layers), 'layer')}, use 1 to {len(layers) - 1}"
         )
     return cut
-
-
-def _block_around(cut: str, layers: list[tuple[str, nn.Module]]) -> str | None:
-    """Return the residual block that contains a layer called ``cut``, by its short or full name."""
-    for name, layer in layers:
-        if isinstance(layer, Residual):
-            inner = {f"{name}.{path}" for path, _ in layer.named_modules()}
-            if any(f".{path}.".endswith(f".{cut}.") for path in inner):
-                return name
-    return None
 
 
 def parameter_count(module: nn.Module) -> int:

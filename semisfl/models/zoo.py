@@ -1,4 +1,4 @@
-"""The models known by name, as layer tables: the paper's four, and two more that the field compares with."""
+"""The models known by name, as layer tables: the paper's four, and others that the field compares with."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from semisfl.settings.layer_kinds import (
 
 
 def cnn() -> list[Layer]:
+    """Return the paper's CNN: two convolutions and two linear layers."""
     layers: list[Layer] = []
     for number, width in enumerate((32, 64), start=1):
         layers += [
@@ -36,10 +37,13 @@ def cnn() -> list[Layer]:
     return layers
 
 
-def alexnet() -> list[Layer]:
+def alexnet(kernels: tuple[int, ...] = (3, 3, 3, 3, 3)) -> list[Layer]:
+    """Return the published code's AlexNet: five convolutions with these kernels, which keep an image's size."""
     layers: list[Layer] = []
-    for number, width in enumerate((64, 192, 384, 256, 256), start=1):
-        layers += [Conv(name=f"conv{number}", channels=width, padding=1)]
+    for number, (width, kernel) in enumerate(
+        zip((64, 192, 384, 256, 256), kernels, strict=True), start=1
+    ):
+        layers += [Conv(name=f"conv{number}", channels=width, kernel=kernel, padding=kernel // 2)]
         layers += [Relu(name=f"relu{number}")]
         if number in (1, 2, 5):
             layers += [Pool(name=f"pool{number}")]
@@ -54,6 +58,16 @@ def alexnet() -> list[Layer]:
         Linear(name="fc3"),
     ]
     return layers
+
+
+def alexnet_text() -> list[Layer]:
+    """Return the AlexNet of the paper's text: three 3 x 3, one 7 x 7 and one 11 x 11 convolution.
+
+    The text names neither their order nor their widths. Here the largest kernel is first, as in Krizhevsky
+    et al. 2012, and widths, pooling and linear layers are those of the published code, whose five
+    convolutions are 3 x 3: `alexnet`, which the paper's preset uses.
+    """
+    return alexnet((11, 7, 3, 3, 3))
 
 
 def _vgg(depths: tuple[int, ...]) -> list[Layer]:
@@ -81,10 +95,12 @@ def _vgg(depths: tuple[int, ...]) -> list[Layer]:
 
 
 def vgg13() -> list[Layer]:
+    """Return Simonyan and Zisserman's VGG13 with BatchNorm: ten convolutions."""
     return _vgg((2, 2, 2, 2, 2))
 
 
 def vgg16() -> list[Layer]:
+    """Return Simonyan and Zisserman's VGG16 with BatchNorm: thirteen convolutions."""
     return _vgg((2, 2, 3, 3, 3))
 
 
@@ -101,7 +117,7 @@ def _head() -> list[Layer]:
 
 
 def resnet18() -> list[Layer]:
-    """He et al. 2016 in the form used for 32 x 32 pixels: a 3 x 3 stem, no pooling after it."""
+    """Return the network of He et al. 2016 in the form used for 32 x 32 pixels: a 3 x 3 stem, no pooling after it."""
     layers: list[Layer] = [_conv3(1, 64), BatchNorm(name="bn1"), Relu(name="relu1")]
     for group, width in enumerate((64, 128, 256, 512), start=1):
         for number in (1, 2):
@@ -122,7 +138,7 @@ def resnet18() -> list[Layer]:
 
 
 def wrn_28_2() -> list[Layer]:
-    """Zagoruyko and Komodakis 2016: BatchNorm and ReLU before each convolution, four blocks per group.
+    """Return the network of Zagoruyko and Komodakis 2016: BatchNorm and ReLU before each convolution, four blocks per group.
 
     A group's first block changes the width; there the shortcut too starts after BatchNorm and ReLU.
     """
@@ -158,6 +174,7 @@ class NamedModel(NamedTuple):
 MODELS: dict[str, NamedModel] = {
     "cnn": NamedModel(cnn),
     "alexnet": NamedModel(alexnet),
+    "alexnet-text": NamedModel(alexnet_text),
     "vgg13": NamedModel(vgg13, (3, 96, 96)),
     "vgg16": NamedModel(vgg16, (3, 144, 144), 100),
     "resnet18": NamedModel(resnet18),

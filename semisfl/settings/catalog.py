@@ -13,7 +13,7 @@ from semisfl.settings.entries import NamedData as NamedData
 from semisfl.settings.entries import NamedMethod as NamedMethod
 from semisfl.settings.entries import NamedSink as NamedSink
 
-MODELS = ("cnn", "alexnet", "vgg13", "vgg16", "resnet18", "wrn-28-2")
+MODELS = ("cnn", "alexnet", "alexnet-text", "vgg13", "vgg16", "resnet18", "wrn-28-2")
 """Names of the models, whose tables are in `semisfl.models.zoo`."""
 
 METHODS = {

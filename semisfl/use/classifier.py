@@ -4,7 +4,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from torch import Tensor, nn
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import BATCH, outputs
 from semisfl.models.layers import cut_layers
-from semisfl.models.memory import FP32, footprint
-from semisfl.models.shapes import Shape, place
+from semisfl.models.shapes import Shape
 from semisfl.models.split import SplitModel, split
 from semisfl.runs.portable import PARTS, Description
-from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use import pictures
 from semisfl.use.pictures import Picture, Skipped
 
@@ -29,8 +26,6 @@ Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
 
 LARGEST_CHUNK = 2**27
 """Most values of the images that are read together."""
-LARGEST_PASS = 2**31
-"""Most bytes of one batch while it passes the network."""
 ListedPictures = Sequence[Picture] | Tensor
 """The same, one by one."""
 
@@ -171,7 +166,7 @@ class Classifier:
         """Return the class probabilities that the top computes from the bottom's features."""
         self.need("top")
         with torch.no_grad():
-            parts = features.to(self.device).split(self._at_once)
+            parts = features.to(self.device).split(BATCH)
             return torch.cat([self.network.top(part).softmax(1).cpu() for part in parts])
 
     def need(self, *parts: str) -> None:
@@ -194,18 +189,8 @@ class Classifier:
             network,
             images,
             lambda part: self.normalizer(part.to(self.device)),
-            most=self._at_once,
         )
         return torch.cat([answer.cpu() for answer in answers])
-
-    @cached_property
-    def _at_once(self) -> int:
-        """Return how many images may pass the network together: the layers of a small file can give gigabytes."""
-        table = self.description.layers
-        if table is None:  # the user's own code
-            return BATCH
-        placed = place(parse_layers(table), self.shape, len(self.classes))
-        return max(1, LARGEST_PASS // (FP32 * max(1, footprint(placed).passing)))
 
     def recut(self, cut: int | str) -> "Classifier":
         """Return the same model cut at another layer."""

@@ -98,10 +98,7 @@ def test_a_sequential_stays_and_a_list_becomes_one() -> None:
         (Branched(), "Branched that cannot be cut: its children, called in order, give other num"),
         (HiddenDropout(), "called in order, give other numbers than its forward in train mode"),
         (Backwards(), r"called in order, fail \(mat1 and mat2"),
-        (nn.Linear(3, 3), "a Linear with 0 modules inside, and two or more are needed"),
-        ([nn.Flatten(), "fc"], "a list whose entries are not all modules"),
-        ("resnet18", "the model is a str; it must be an nn.Module or a list of stages"),
-        ([], "the model is a list; it must be an nn.Module or a list of stages"),
+        (nn.Linear(12, 3), "a Linear that cannot be cut"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_the_reason(model: nn.Module, reason: str) -> None:
@@ -131,10 +128,6 @@ def test_hooks_that_training_would_not_call_are_refused(kind: str) -> None:
         stages_of(model, SHAPE)
     with pytest.raises(ValueError, match=r"layer 'stage1.conv' \(Conv2d\)"):
         stages_of([model[:2], model[2:]], SHAPE)
-    inside = InOrder()
-    inside.register_forward_pre_hook(lambda *_: None)
-    with pytest.raises(ValueError, match="the model has a forward hook"):
-        stages_of(inside, SHAPE)
 
 
 def test_a_layer_that_makes_its_weights_on_the_first_image_is_no_hook() -> None:
@@ -154,43 +147,10 @@ def test_weights_made_on_the_first_image_follow_from_the_runs_seed() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_parameters_that_are_not_to_be_trained_are_refused() -> None:
-    model = toy.network()
-    model.conv.requires_grad_(False)
-    with pytest.raises(
-        ValueError, match=r"layer 'conv' \(Conv2d\) has parameters with requires_grad"
-    ):
-        check_own(model, SHAPE, toy.CLASSES)
-
-
-def test_parameters_of_another_type_are_refused_with_the_fix() -> None:
-    model = toy.network()
-    model.fc2.bfloat16()
-    with pytest.raises(
-        ValueError, match=r"layer 'fc2' \(Linear\) has .*bfloat16.*model\.float\(\)"
-    ):
-        check_own(model, SHAPE, toy.CLASSES)
-
-
-@pytest.mark.parametrize(
-    ("layer", "instead"),
-    [
-        (nn.Dropout1d(), "use nn.Dropout"),
-        (nn.Dropout2d(), "use nn.Dropout"),
-        (nn.Dropout3d(), "use nn.Dropout"),
-        (nn.AlphaDropout(), "use nn.Dropout"),
-        (nn.FeatureAlphaDropout(), "use nn.Dropout"),
-        (nn.RReLU(), "use nn.LeakyReLU"),
-        (nn.FractionalMaxPool2d(2, 5), "use nn.AdaptiveMaxPool2d"),
-        (nn.MultiheadAttention(4, 2, dropout=0.1), "set its dropout to 0"),
-        (nn.GRU(4, 4, 2, dropout=0.1), "set its dropout to 0"),
-    ],
-)
-def test_layers_whose_draws_cannot_be_repeated_are_refused(layer: nn.Module, instead: str) -> None:
+@pytest.mark.parametrize("layer", [nn.Dropout2d(), nn.AlphaDropout(), nn.RReLU()])
+def test_layers_whose_draws_cannot_be_repeated_are_refused(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten(), nn.Linear(400, toy.CLASSES))
-    reason = (
-        rf"layer '1' \({type(layer).__name__}\) draws from torch's global .* repeated; {instead}"
-    )
+    reason = rf"layer '1' \({type(layer).__name__}\) draws from torch's global .* repeated"
     with pytest.raises(ValueError, match=reason):
         check_own(model, SHAPE, toy.CLASSES)
     for fine in (nn.Dropout(0.5), nn.Dropout2d(0.0)):
@@ -227,42 +187,6 @@ def test_a_model_that_makes_probabilities_is_refused() -> None:
     check_own(nn.Sequential(*layers, nn.LogSoftmax(1)), SHAPE, toy.CLASSES)
     with pytest.raises(ValueError, match=r"makes probabilities.*; leave out its last softmax"):
         check_own(nn.Sequential(*layers, nn.Softmax(1)), SHAPE, toy.CLASSES)
-
-
-class TwoOutputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.flat, self.fc = nn.Flatten(), nn.Linear(432, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.fc(self.flat(x)), x
-
-
-class First(nn.Module):
-    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
-        return both[0]
-
-
-def test_a_model_returns_one_tensor() -> None:
-    sentence = "returns a tuple; it must return one tensor"
-    with pytest.raises(ValueError, match=sentence):
-        stages_of(TwoOutputs(), SHAPE)
-    with pytest.raises(ValueError, match=sentence):
-        check_own(nn.Sequential(nn.Conv2d(3, 3, 1), TwoOutputs()), SHAPE, 4)
-    with pytest.raises(ValueError, match=sentence):
-        split(nn.Sequential(TwoOutputs(), First(), nn.Linear(4, 4)), SHAPE, cut=1)
-
-
-def test_a_model_that_fails_on_the_images_is_refused_with_its_reason() -> None:
-    sentence = r"the model cannot take images \[n, 3, .*\]: "
-    stages = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, toy.CLASSES)]
-    with pytest.raises(ValueError, match=sentence + "mat1 and mat2"):
-        stages_of(Branched(), (3, 20, 20))
-    with pytest.raises(ValueError, match=sentence + "'tuple' object has no attribute"):
-        check_own(nn.Sequential(TwoOutputs(), *stages[2:]), SHAPE, toy.CLASSES)
-    with pytest.raises(ValueError, match=sentence + "Module .* is missing"):
-        stages_of(nn.ModuleDict({"first": stages[0], "second": stages[1]}), SHAPE)
-    check_own(stages_of(nn.ModuleList(stages), SHAPE), SHAPE, toy.CLASSES)
 
 
 def test_a_parameter_is_on_one_side_of_the_cut() -> None:

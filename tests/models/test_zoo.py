@@ -32,11 +32,13 @@ def cnn(size: int, classes: int) -> Layers:
     ]
 
 
-def alexnet(size: int, classes: int) -> Layers:
+def alexnet(size: int, classes: int, kernels: tuple[int, ...] = (3,) * 5) -> Layers:
     layers: Layers = []
     channels = 3
-    for number, width in enumerate((64, 192, 384, 256, 256), start=1):
-        layers.append((f"conv{number}", nn.Conv2d(channels, width, 3, padding=1)))
+    for number, (width, side) in enumerate(
+        zip((64, 192, 384, 256, 256), kernels, strict=True), start=1
+    ):
+        layers.append((f"conv{number}", nn.Conv2d(channels, width, side, padding=side // 2)))
         layers.append((f"relu{number}", nn.ReLU()))
         if number in (1, 2, 5):
             layers.append((f"pool{number}", nn.MaxPool2d(2)))
@@ -80,6 +82,7 @@ def vgg(depths: tuple[int, ...], size: int, classes: int) -> Layers:
 PLAIN = {
     "cnn": (lambda: cnn(1600, 10), 32),
     "alexnet": (lambda: alexnet(4096, 10), 32),
+    "alexnet-text": (lambda: alexnet(4096, 10, (11, 7, 3, 3, 3)), 32),
     "vgg13": (lambda: vgg((2, 2, 2, 2, 2), 512, 10), 32),
     "vgg16": (lambda: vgg((2, 2, 3, 3, 3), 512, 10), 32),
 }

@@ -1,6 +1,5 @@
 """Model files from elsewhere: none makes a machine take more memory than the file's own size explains."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from semisfl.models.build import build
-from semisfl.models.shapes import MAX_OUTPUT
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
-from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_file import load
 from tests.net.rogue_server import run_device
@@ -61,24 +57,6 @@ def test_a_small_file_takes_little_memory(
     ended = run_device(["predict", str(file), str(tmp_path / "one.png")], most=100_000_000)
     assert ended.status == 2 and 0 <= ended.peak < 100_000_000, ended
     assert ended.output.startswith("error: ") and ended.output.count("\n") == 0
-
-
-def test_a_small_file_whose_layers_give_much_takes_a_few_images_at_a_time(
-    model: Classifier, tmp_path: Path
-) -> None:
-    """64 images together took 12 GB."""
-    shape, channels = (1, 64, 64), MAX_OUTPUT // 64**2
-    wide = [{"kind": "conv", "channels": channels, "kernel": 1}, {"kind": "relu"}]
-    table = [*wide, {"kind": "pool", "size": 64}, {"kind": "flatten"}, {"kind": "linear"}]
-    network = build(parse_layers(table), shape, len(model.classes), cut=4, projector="none")
-    about = replace(model.description, layers=table, cut=4, shape=shape, mean=(0.5,), std=(0.5,))
-    wide_model = Classifier(about, network, model.digest)
-    together: list[int] = []
-    for part in (network.bottom, network.top):
-        part.forward = lambda rows: together.append(len(rows)) or torch.zeros(len(rows), 4096)  # type: ignore[method-assign]
-    wide_model.features(torch.zeros(64, *shape, dtype=torch.uint8))
-    wide_model.answer(torch.zeros(64, network.features))
-    assert sum(together) == 128 and max(together) <= 16
 
 
 @pytest.mark.parametrize(
