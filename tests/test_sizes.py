@@ -25,7 +25,7 @@ BUDGETS = {
     "fleet/cluster": 420,
     "methods": 1195,
     "metrics": 138,
-    "models": 848,
+    "models": 837,
     "net": 641,
     "net/client": 1453,
     "net/server": 2127,
