@@ -6,7 +6,6 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The oldest versions are only to be had for the oldest Python.
 OLDEST_PYTHON ?= python3.11
 OLDEST := .venv-oldest
-PAGES := results results-more paper-choices paper-costs paper-figures
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
 # The core: what a round computes, without the command line, the network and processes.
@@ -31,7 +30,7 @@ help:
 	@echo "                then malicious servers, and 200 more clients and servers killed at any moment"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
-	@echo "make results    write every table of the docs that comes from runs, from results/"
+	@echo "make results    write every table of the pages that comes from runs, from reproduction/records"
 	@echo "make image-test build the container image and train a server and two devices in containers"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
 
@@ -73,16 +72,15 @@ check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-test
-	$(BIN)/semisfl bench
-	$(BIN)/python -m benchmarks.twin
-	$(BIN)/python -m benchmarks.network
-	$(BIN)/python -m benchmarks.training_clients
-	$(BIN)/python -m benchmarks.inference
-	$(BIN)/python -m benchmarks.virtual_clock
+	$(BIN)/python -m reproduction bench
+	$(BIN)/python -m reproduction.benchmarks.twin
+	$(BIN)/python -m reproduction.benchmarks.network
+	$(BIN)/python -m reproduction.benchmarks.training_clients
+	$(BIN)/python -m reproduction.benchmarks.inference
+	$(BIN)/python -m reproduction.benchmarks.virtual_clock
 
 results: $(VENV)/.installed
-	for page in $(PAGES); do $(BIN)/semisfl reproduce all --no-run --into docs/$$page.md || exit 1; done
-	$(BIN)/python -m benchmarks.result_tables
+	$(BIN)/python -m reproduction results
 
 image-test:
 	BASE="$(BASE)" IMAGE_ARGS="$(IMAGE_ARGS)" deploy/image-test.sh

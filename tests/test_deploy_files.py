@@ -16,7 +16,7 @@ import typer.main
 import yaml
 from PIL import Image
 
-from benchmarks.loopback import free_port
+from reproduction.benchmarks.loopback import free_port
 from semisfl.cli.main import app
 from semisfl.data.dataset import Dataset
 from tests import toy

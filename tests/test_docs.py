@@ -20,11 +20,17 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    ROOT / "results/README.md",
+    *sorted((ROOT / "reproduction").rglob("*.md")),
 ]
 LONGEST = 250
 # Folders that a path in a page may start from: `methods/semisfl.py` is the package's.
-STARTS = (ROOT, ROOT / "semisfl", ROOT / "examples" / "fedavg_fixmatch", ROOT / "docs")
+STARTS = (
+    ROOT,
+    ROOT / "semisfl",
+    ROOT / "examples" / "fedavg_fixmatch",
+    ROOT / "docs",
+    ROOT / "reproduction",
+)
 # Files of the examples in the pages, which readers make themselves.
 READERS_OWN = ("mypackage/", "mytracking.py")
 FILE_SUFFIXES = {"json", "jsonl", "toml", "py", "md", "key", "crt"}
@@ -70,6 +76,8 @@ def test_a_link_that_names_a_page_leads_to_it(page: Path) -> None:
 
 @every_page
 def test_a_page_is_short(page: Path) -> None:
+    if "reproduction" in page.parts:
+        return  # a notebook
     lines = page.read_text(encoding="utf-8").count("\n")
     assert lines <= LONGEST, f"{lines} lines; split the page, at most {LONGEST} are allowed"
 
@@ -78,7 +86,7 @@ def test_a_page_is_short(page: Path) -> None:
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """Names of Python files are checked, and all paths below the repository's folders."""
     for name in re.findall(r"`([\w./-]+)`", prose(page)):
-        inside = name.startswith(("semisfl/", "tests/", "results/", "benchmarks/", "docs/"))
+        inside = name.startswith(("semisfl/", "tests/", "reproduction/", "docs/"))
         if (inside or name.endswith(".py")) and not name.startswith(READERS_OWN):
             known = any((start / name).exists() for start in STARTS)
             assert known or _beside(name, prose(page)), name

@@ -22,8 +22,6 @@ from semisfl.fleet.held_back import HeldBack
 from semisfl.methods.supervised import Supervised
 from semisfl.metrics import MethodMetrics
 from semisfl.models import split as models
-from semisfl.runs import reading, record
-from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from semisfl.settings import config, lookup
@@ -117,15 +115,6 @@ def test_an_installed_method_is_taken_to_read_every_setting_but_other_methods() 
     assert lookup.unread_settings(NAME) == {"semisfl", "semifl", "fedmatch", "fedswitch", "fl2"}
     assert "fixmatch" in lookup.unread_settings("semisfl")
     assert lookup.unread_settings(PLACE) == lookup.unread_settings(NAME), "named by its path"
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_record_has_the_settings_of_an_installed_method_that_is_named_by_its_path() -> None:
-    values = {"method": PLACE, "fixmatch": {"confidence_threshold": 0.2}}
-    RunDirectory.create(Path("run"), config.parse(values))
-    lookup.load(PLACE)  # a run's file alone makes nothing be imported
-    record.write(Path("run"), Path("run.run.json"))
-    assert reading.read_config(Path("run.run.json"))["fixmatch"]["confidence_threshold"] == 0.2
 
 
 @pytest.mark.usefixtures("installed")

@@ -115,12 +115,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "costs": ("costs", "runs", "methods", *BELOW_RUNS),
     "use": ("use", "runs", "net", *BELOW_RUNS),
     "watch": ("watch", "runs", "settings", "metrics", *ROOT_FILES),
-    "paper": (
-        *("paper", "costs", "runs", "data", "engine.hardware", "settings", "metrics"),
-        *ROOT_FILES,
-    ),
     "cli": (
-        *("cli", "paper", "watch", "use", "costs", "attacks", "runs", "net", "fleet", "models"),
+        *("cli", "watch", "use", "costs", "attacks", "runs", "net", "fleet", "models"),
         *("data", "engine.hardware", "settings", "metrics", *ROOT_FILES),
     ),
 }
@@ -244,6 +240,11 @@ def test_server_and_client_do_not_know_each_other() -> None:
     for side, other in (("net.server", "net.client"), ("net.client", "net.server")):
         for module in modules(side):
             assert not any(below(name, other) for name in inside(module)), module
+
+
+def test_the_package_does_not_know_its_reproduction() -> None:
+    for module in FILES:
+        assert not any(name.split(".")[0] in ("reproduction", "tests") for name in imports(module))
 
 
 def test_there_is_no_cycle() -> None:

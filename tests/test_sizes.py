@@ -30,7 +30,6 @@ BUDGETS = {
     "net/client": 1453,
     "net/server": 2127,
     "net/tls": 406,
-    "paper": 846,
     "root": 140,
     "runs": 2903,
     "settings": 1038,

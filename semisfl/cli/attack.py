@@ -1,4 +1,4 @@
-"""``semisfl leakage`` and ``poisoning``: what a server could rebuild, and what attackers could break."""
+"""``semisfl leakage``: what a server could rebuild."""
 
 import contextlib
 import json
@@ -16,11 +16,8 @@ from semisfl.cli.options import (
     AllowMethod,
     Device,
     Json,
-    Preset,
     Quiet,
     Settings,
-    chosen_preset,
-    name_of,
     values_of,
 )
 from semisfl.settings.counts import amount
@@ -74,7 +71,6 @@ def leakage(
 ) -> None:
     """Rebuild clients' images as the server could, and compare the result with chance."""
     from semisfl.attacks import exposure, picture
-    from semisfl.runs.reading import is_record
     from semisfl.settings import config as configs
 
     there = next(place for place in (out, *out.absolute().parents) if place.exists())
@@ -85,10 +81,6 @@ def leakage(
             if settings:
                 raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
             scene = exposure.of_run(Path(target), device, public)
-        elif is_record(Path(target)):
-            raise ValueError(
-                f"{target} is a record, which holds no model; name the run's directory"
-            )
         else:
             assignments = [
                 *(settings or []),
@@ -223,77 +215,4 @@ def _bits(most: float | None) -> str:
     return "no bound" if most is None else f"{most:,.0f}"
 
 
-def poisoning(
-    context: typer.Context,
-    preset: Preset = "",
-    attacks: Annotated[str, typer.Option(help="Attacks, separated by commas, or all.")] = "all",
-    rules: Annotated[
-        str,
-        typer.Option(
-            help="Aggregates of `semisfl list`, separated by commas, or all; NAME+limited also limits features."
-        ),
-    ] = "mean,clipped_mean+limited",
-    shares: Annotated[
-        str, typer.Option(help="Shares of clients that attack, separated by commas.")
-    ] = "0,0.2",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each: seed, seed + 1, ...")] = 1,
-    settings: Settings = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File with one line per run; finished runs there are not repeated."),
-    ] = None,
-    device: Device = "auto",
-    json_: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train with attackers among the simulated clients; print the accuracy lost by attack and rule."""
-    from semisfl.attacks import attack_grid
-    from semisfl.attacks.poisoning import ATTACKS
-
-    preset = chosen_preset(preset, settings, quiet=quiet)
-    values = values_of(preset, settings)
-    first = int(values.get("seed", 0))
-    jobs = attack_grid.listed(
-        attack_grid.choose(attacks, ATTACKS, "attack"),
-        attack_grid.choose(rules, attack_grid.rules(), "rule"),
-        [_share(word) for word in words_of(shares) or [shares]],
-        range(first, first + seeds),
-    )
-    place = out or Path("runs") / f"poisoning-{name_of(preset)}.jsonl"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with context.obj.running():
-        outcomes = attack_grid.run_grid(
-            values,
-            jobs,
-            place,
-            device=device,
-            stop=context.obj.flag,
-            tell=(lambda line: None) if quiet else console.say,
-        )
-    lost = list(attack_grid.lost(outcomes))
-    if json_:
-        entries = [{"attack": a, "share": s, "lost": by_rule} for a, s, by_rule in lost]
-        print(json.dumps({"runs": [vars(outcome) for outcome in outcomes], "lost": entries}))
-        return
-    chosen = list(dict.fromkeys(job.rule for job in jobs))
-    table = output.table("points of accuracy lost to attackers", ("attack", "share", *chosen))
-    for attack, share, by_rule in lost:
-        cells = [output.known(by_rule.get(rule), "{:+.1f}".format) for rule in chosen]
-        table.add_row(attack, f"{share:.0%}", *cells)
-    output.show(table)
-    if len(outcomes) < len(jobs):
-        print(f"stopped after {len(outcomes)} of {len(jobs)} runs; the same command continues")
-    print(f"runs: {place}")
-
-
-def _share(word: str) -> float:
-    try:
-        share = float(word)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise ValueError(f"--shares {word!r} is not a share of clients from 0 to below 1, e.g. 0.2")
-    return share
-
-
-COMMANDS = {"leakage": leakage, "poisoning": poisoning}
+COMMANDS = {"leakage": leakage}

@@ -16,10 +16,8 @@ from semisfl.cli import (
     look,
     planning,
     replays,
-    reproduce,
     results,
     serve_model,
-    timing,
     train,
     use_model,
     watching,
@@ -66,8 +64,8 @@ app = typer.Typer(
 )
 # The groups of `semisfl --help`; each module names its commands.
 GROUPS = {
-    "Train": (train, reproduce),
-    "Before training": (look, planning, timing),
+    "Train": (train,),
+    "Before training": (look, planning),
     "Results": (results, replays, watching),
     "Use a trained model": (use_model, serve_model),
     "Train with real devices": (devices, fleet),
@@ -81,8 +79,6 @@ app.add_typer(certificates.app, name="certs", rich_help_panel="Train with real d
 STOPPABLE = (
     "run",
     "compare",
-    "poisoning",
-    "reproduce",
     "serve",
     "join",
     "serve-model",

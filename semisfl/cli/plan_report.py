@@ -1,6 +1,5 @@
 """The tables, sentences and JSON of ``semisfl plan``."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,10 +9,7 @@ from semisfl.cli import output
 from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
-    from semisfl.costs.about_images import AboutImages
-    from semisfl.costs.clock import World
     from semisfl.costs.plan import Line, Plan
-    from semisfl.costs.server_size import ServerSize
     from semisfl.settings.config import Config
 
 USUAL = (
@@ -48,7 +44,7 @@ def print_cuts(plan: "Plan") -> None:
 
 
 def print_methods(plan: "Plan") -> None:
-    """Print a table with a line for every method, and what its server needs."""
+    """Print a table with a line for every method."""
     table = output.table(
         f"methods at cut {plan.methods[0].cut}",
         ("method", "down", "up", "seconds", "work", "send", "wait", "run", "hours"),
@@ -71,11 +67,7 @@ def print_methods(plan: "Plan") -> None:
         f"{f', the first {alone} without clients' if alone else ''}\n"
     )
     line = next((one for one in plan.methods if one.method == plan.config.method), plan.methods[0])
-    print(
-        f"The server of {line.title} computes for {line.server_seconds:,.1f} s of a round and needs at least "
-        f"{amount(line.server_memory)} of memory, and {amount(line.server_disk)} of disk for "
-        "its checkpoints.\n"
-    )
+    print(f"The server of {line.title} computes for {line.server_seconds:,.1f} s of a round.\n")
 
 
 def assumptions(plan: "Plan", images: float, profile: str) -> str:
@@ -168,55 +160,3 @@ def as_json(plan: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]
         "advice": advice(plan),
         "picture": str(picture) if picture else None,
     }
-
-
-def print_server(config: "Config", held: "AboutImages", world: "World", as_json: bool) -> None:
-    """Print what a server of ``clients.total`` devices needs, of which ``clients.active`` take part in a round."""
-    from semisfl.costs import plan
-    from semisfl.costs.server_size import Work, size_server
-
-    line = plan.of_method(config, held, world)
-    if line is None or not line.total:
-        raise ValueError(
-            f"method = {config.method!r} asks nothing of devices, or has no cost formula; use another method"
-        )
-    work = Work(
-        steps=config.clients.steps if line.split else 1,
-        up=line.up,
-        down=line.down,
-        held=line.bottom_bytes + line.features_per_step + line.gradients_per_step,
-        seconds=line.seconds,
-    )
-    size = size_server(config.clients.total, config.clients.active, work)
-    if as_json:
-        values = {"memory": size.memory, "round_seconds": size.round_seconds}
-        print(json.dumps({"method": line.method, "cut": line.cut, **asdict(size), **values}))
-        return
-    _print_size(size, f"{line.title}, {config.model.name} at cut {line.cut}")
-
-
-def _print_size(size: "ServerSize", title: str) -> None:
-    from semisfl.costs.server_size import ALONE, CONNECTED
-
-    each = size.memory_active / size.active
-    rows = {
-        "memory": (
-            f"{amount(size.memory)}: {amount(ALONE)} alone, {amount(CONNECTED)} per connected device, "
-            f"{amount(each)} per active one"
-        ),
-        "open files": f"{size.devices:,}; raise LimitNOFILE of the unit to a third more",
-        "all devices back after a restart": f"{size.back_seconds:,.0f} s",
-        "CPU": f"{1000 * size.cpu_per_device:,.1f} ms per active device and round",
-        "bandwidth": f"{size.up / 1e6:,.1f} Mbit/s in, {size.down / 1e6:,.1f} Mbit/s out",
-        "seconds per round": (
-            f"{size.round_seconds:,.1f}: the devices need {size.device_seconds:,.1f}, the server's process "
-            f"{size.server_seconds:,.1f}"
-        ),
-    }
-    print(f"One server, {size.devices:,} devices, {size.active:,} active: {title}")
-    for size_name, needed in rows.items():
-        print(f"  {size_name}: {needed}")
-    print(
-        f"From about {size.most_active:,.0f} active devices on, the server's one process is the limit. Beyond 5,000 "
-        "connected or 1,000 active devices these numbers are extrapolated, not measured: docs/sizing.md."
-    )

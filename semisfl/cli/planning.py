@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from semisfl.files import save_picture
 
 if TYPE_CHECKING:
     from semisfl.costs.plan import Plan
-    from semisfl.settings.config import Config
 
 Uplink = Annotated[
     str,
@@ -57,17 +56,6 @@ def plan(
     downlink: Downlink = PAPER_DOWN,
     latency: Latency = LATENCY,
     profile: DeviceProfile = PROFILE,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1_000_000,
-            help="Print only what one server needs for so many connected devices.",
-        ),
-    ] = None,
-    active: Annotated[
-        int | None, typer.Option(min=1, help="With --devices: how many take part in a round.")
-    ] = None,
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("plan.png"),
     json_: Json = False,
 ) -> None:
@@ -87,13 +75,6 @@ def plan(
     chosen = choose_methods(methods) if methods is not None else None
     held = about_images.planned(config)
     world = World.of(uplink, downlink, latency, profile, config.seed)
-    if devices is not None:
-        plan_report.print_server(_crowd(values, devices, active), held, world, json_)
-        return
-    if active is not None:
-        raise ValueError(
-            f"--active {active} needs --devices; else use --set clients.active={active}"
-        )
     proposed = plans.make(
         config, held, world, lambda name: configs.parse({**values, "method": name}), chosen or ()
     )
@@ -118,14 +99,6 @@ def plan(
 
 
 COMMANDS = {"plan": plan}
-
-
-def _crowd(values: dict[str, Any], devices: int, active: int | None) -> "Config":
-    """Return the configuration of a server with so many devices."""
-    from semisfl.settings.config import override, parse
-
-    some = [] if active is None else [f"clients.active={active}"]
-    return parse(override(values, [f"clients.total={devices}", *some]))
 
 
 def _only(proposed: "Plan", methods: Sequence[str]) -> "Plan":

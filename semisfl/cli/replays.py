@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 
 def replay(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run directories or records, or folders of them.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
     uplink: Uplink = PAPER_UP,
     downlink: Downlink = PAPER_DOWN,
     latency: Latency = LATENCY,

@@ -1,4 +1,4 @@
-"""``semisfl report`` and ``record``, and the tables and curves that ``compare`` prints too."""
+"""``semisfl report``, and the tables and curves that ``compare`` prints too."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from semisfl.cli import console, output, watching
-from semisfl.cli.options import AllowMethod, Json, Tables, Target
+from semisfl.cli.options import Json, Tables, Target
 from semisfl.files import save_picture
 from semisfl.runs import grouping, paired, plots, report, sweeps
 from semisfl.runs.grouping import Group
@@ -25,9 +25,7 @@ MOST_PAIRS = 15
 
 
 def report_(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run directories or records, or folders of them.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
     out: Annotated[
         Path | None,
         typer.Option(help="Picture; default: report.png in the run's folder, or here if several."),
@@ -202,22 +200,4 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
         print(f"{MOST_PAIRS} of {len(several)} differences; --table and --json have all")
 
 
-def record(
-    run: Annotated[Path, typer.Argument(help="A run directory, or a record.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE.run.json", help="The file to write.")],
-    brief: Annotated[
-        bool, typer.Option("--brief", help="Leave out metrics per client and per class.")
-    ] = False,
-    allow_method: AllowMethod = None,
-) -> None:
-    """Write a run as one small text file; `report`, `replay` and `reproduce` read it like a directory.
-
-    It has the settings, the environment, who held what and the metrics of every round, but no model.
-    """
-    from semisfl.runs import record as records
-
-    records.write(run, file, brief)
-    print(f"record: {file} ({amount(file.stat().st_size)})")
-
-
-COMMANDS = {"report": report_, "record": record}
+COMMANDS = {"report": report_}

@@ -1,7 +1,6 @@
 """``semisfl watch``, and the pages of ``report --html`` and ``serve --watch``."""
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,17 +40,15 @@ def watch(
 
 
 def write_html(runs: list[Path], place: Path) -> None:
-    """Write the page as one file; records are read as run directories are."""
-    from semisfl.runs import record
+    """Write the page as one file."""
     from semisfl.runs.reading import no_run
     from semisfl.watch.inline import write_page
     from semisfl.watch.views import Runs
 
-    with tempfile.TemporaryDirectory() as temporary:
-        views = Runs(record.unpacked(runs, Path(temporary)))
-        if not views.listing()["runs"]:
-            raise no_run(", ".join(map(str, runs)))
-        write_page(views, place)
+    views = Runs(runs)
+    if not views.listing()["runs"]:
+        raise no_run(", ".join(map(str, runs)))
+    write_page(views, place)
     print(f"page: {place}")
 
 

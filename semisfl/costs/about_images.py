@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semisfl.files import read_json
 from semisfl.models.shapes import Shape
@@ -76,9 +76,14 @@ def loaded(data: "Dataset", partition: "Partition") -> AboutImages:
 
 
 def recorded(config: Config, path: Path) -> AboutImages:
-    """Return the facts that a run directory or record file holds; the rest is as `planned`."""
-    each = _held(path)
-    described = reading.read_images(path)
+    """Return the facts that a run directory holds; the rest is as `planned`."""
+    return of_run(config, reading.read_images(path), _held(path))
+
+
+def of_run(
+    config: Config, described: Mapping[str, Any] | None, each: Mapping[int, int]
+) -> AboutImages:
+    """Return the facts from a run's description of its images and its images by client, where known."""
     if described is None:
         images = planned(config)
     else:

@@ -8,7 +8,6 @@ from statistics import fmean
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import World, time_round
 from semisfl.costs.cuts import every_cut
-from semisfl.costs.needs import of_server
 from semisfl.costs.rounds import Priced
 from semisfl.fleet.base import draw_active
 from semisfl.settings import lookup
@@ -53,9 +52,6 @@ class Line:
     """Mean seconds of a round in which the server computes; a part of ``seconds``."""
     alone_seconds: float
     """Seconds of a round without clients (``server.pretrain_rounds``)."""
-    server_memory: int
-    """Lower bounds, as `semisfl.costs.needs` has them."""
-    server_disk: int
 
     @property
     def total(self) -> int:
@@ -164,11 +160,6 @@ def make(
     return Plan(config, world, [line for line in cuts if line], methods)
 
 
-def of_method(config: Config, held: AboutImages, world: World) -> Line | None:
-    """Return the costs of the configured method at the configured cut; None if it has no formula."""
-    return _line(Priced.of(config, held), world)
-
-
 def _line(priced: Priced, world: World) -> Line | None:
     """Return the costs of a method at a cut; None if it has no formula."""
     cost, config, cut = priced.usual, priced.config, priced.cut
@@ -178,7 +169,6 @@ def _line(priced: Priced, world: World) -> Line | None:
     memory = cut.memory(batch, cost.work.copies, cost.work.kept, whole=not split)
     held = cut.bottom_flops if split else cut.flops
     seconds, server, shares = _mean_round(priced, world)
-    needed = of_server(priced)
     there = bool(cost.total)  # Supervised-only asks nothing of clients
     return Line(
         method=priced.entry.name,
@@ -201,8 +191,6 @@ def _line(priced: Priced, world: World) -> Line | None:
         waiting=shares[2],
         server_seconds=server,
         alone_seconds=time_round(0, priced.work({}, config.server.steps), world).seconds,
-        server_memory=needed.memory + needed.host,
-        server_disk=needed.disk,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semisfl.costs import about_images
+from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import RoundTime, World, time_round
 from semisfl.costs.rounds import Priced
 from semisfl.costs.traffic import RoundTraffic, recoded, traffic_of
@@ -49,25 +50,27 @@ class Replay:
         return replace(self.run, rounds=self.rounds)
 
 
-def price(run: Run) -> Priced:
-    """Return the costs of a recorded run's configuration, model and images."""
+def price(run: Run, images: AboutImages | None = None) -> Priced:
+    """Return the costs of a recorded run's configuration and model; without ``images`` its directory is read."""
     lookup.check_importable(run.config["method"], f"{run.path}")
     try:
         config = configs.parse(run.config)
         if config.model.is_code:
             raise ValueError("its network was given to train() as code, which no file holds")
-        return Priced.of(config, about_images.recorded(config, run.path))
+        return Priced.of(config, images or about_images.recorded(config, run.path))
     except ValueError as error:
         raise ValueError(f"{run.path} cannot be replayed: {error}") from error
 
 
-def replay(run: Run, world: World, codec: str | None = None) -> Replay:
+def replay(
+    run: Run, world: World, codec: str | None = None, images: AboutImages | None = None
+) -> Replay:
     """Replay every round of ``run`` with the connections and devices of ``world``, all traffic in ``codec``.
 
     Without ``codec`` the recorded codecs stay. Connections and devices are drawn with the run's seed, so
     runs with one seed have the same ones.
     """
-    was = price(run)
+    was = price(run, images)
     config = was.config
     wire = config.wire.recoded(codec) if codec else config.wire
     now = replace(was, config=config.model_copy(update={"wire": wire}))

@@ -1,10 +1,8 @@
 """The device a run uses and the precision it computes in."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -99,34 +97,3 @@ def _choose(device: str) -> torch.device:
             f"--device {device}: {there} CUDA device is available here; use --device cpu or auto"
         )
     return torch.device(device)
-
-
-CONTROL_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
-"""Files with the limit of a control group and with what it uses, in both versions."""
-
-
-def free_memory() -> int | None:
-    """Return the bytes that the machine and its control group leave to this process; None if unknown."""
-    free = [_available(), *(_left_of_group(*names) for names in CONTROL_GROUPS)]
-    return min((size for size in free if size is not None), default=None)
-
-
-def _available() -> int | None:
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return 1024 * int(re.findall(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)[0])
-    except (OSError, IndexError):
-        return None
-
-
-def _left_of_group(limit: str, used: str) -> int | None:
-    try:
-        return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    except (OSError, ValueError):  # no such group, or "max"
-        return None

@@ -1,11 +1,10 @@
 """SemiSFL's settings, and what a round of it sends."""
 
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
-from semisfl.methods.sizes import Cost, Saved, Sizes, Work, split_round
+from semisfl.methods.sizes import Cost, Sizes, Work, split_round
 from semisfl.settings.sections import Confidence, Section
 
 
@@ -44,6 +43,4 @@ class SemiSFLSettings(Section):
 
 def cost(sizes: Sizes, settings: SemiSFLSettings) -> Cost:
     # A labelled image passes through the teacher too, for its key; all keys through the head.
-    levels = 2 if settings.queue == "two_level" else 1
-    saved = Saved(keys=levels * settings.queue_size)
-    return replace(split_round(sizes, Work(supervised=4.0, head=True)), saved=saved)
+    return split_round(sizes, Work(supervised=4.0, head=True))

@@ -49,18 +49,6 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Count what a checkpoint holds of a method's state."""
-
-    models: int = 2
-    """Whole models: student and teacher, each with its projection head if there is one."""
-    uploads: int = 0
-    """Whole models of every client that has taken part."""
-    keys: int = 0
-    """Projected rows of features."""
-
-
-@dataclass(frozen=True)
 class Cost:
     down: int
     up: int
@@ -70,7 +58,6 @@ class Cost:
     features: int = 0
     """Bytes of features, a part of ``up``; 0 if clients hold whole models."""
     work: Work = Work()
-    saved: Saved = Saved()
 
     @property
     def total(self) -> int:

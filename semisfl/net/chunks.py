@@ -17,7 +17,7 @@ TERMS = f"/{SERVICE}/Terms"
 """Answers with the run's terms, for `semisfl inspect`."""
 CHUNK = 512 * 1024
 """Bytes of one message. Half as large costs a tenth more CPU an iteration, twice as large saves less
-than can be measured and makes progress on a slow link harder to see (benchmarks/network.py)."""
+than can be measured and makes progress on a slow link harder to see (reproduction/benchmarks/network.py)."""
 PREFIX = struct.Struct("<4sIIQ")  # magic, epoch, ticket, bytes that follow
 MAGIC = b"SSF1"
 LARGEST_FRAME = 1 << 32

@@ -11,7 +11,6 @@ from semisfl.runs.labels import alike_but_for_seed, flatten
 from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.reading import (
     holds_run,
-    name_of,
     no_run,
     read_config,
     read_holdings,
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it was read from its directory or record."""
+    """A run as it was read."""
 
     path: Path
     config: dict[str, Any]
@@ -90,7 +89,7 @@ def judged_on(config: Mapping[str, Any]) -> str:
 
 
 def read_run(path: Path) -> Run:
-    """Return the run of a run directory or a record."""
+    """Return the run of a run directory."""
     return Run(path, read_config(path), read_rounds(path, RoundMetrics.from_dict))
 
 
@@ -156,7 +155,7 @@ def _by_partition(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
             by.setdefault(str([held.get("server"), held.get("clients")]), []).append(run)
     if len(by) < 2:
         return [(label, runs)]
-    return [(f"{label} partition of {name_of(those[0].path)}", those) for those in by.values()]
+    return [(f"{label} partition of {those[0].path.name}", those) for those in by.values()]
 
 
 def _fair(label: str, runs: list[Run]) -> Group:

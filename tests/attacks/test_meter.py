@@ -109,16 +109,6 @@ def test_a_file_is_no_folder_for_results(
         assert "test_meter.py is no folder that can be written to" in capsys.readouterr().err
 
 
-def test_a_record_holds_no_model_to_attack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = tmp_path / "FILE.run.json"
-    record.write_text("{}")
-    assert main(["leakage", str(record), "--out", str(tmp_path / "leakage")]) == 2
-    error = " ".join(capsys.readouterr().err.split())
-    assert "FILE.run.json is a record, which holds no model; name the run's directory" in error
-
-
 @pytest.mark.parametrize("name", ["toy", "digits"])
 def test_images_that_a_program_passed_are_not_replaced_by_others(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

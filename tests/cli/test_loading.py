@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from tests.cli.test_signals import images as images
+from tests.reproduction.fakes import digits_cell, leave_run
 
-RESULTS = Path(__file__).parents[2] / "results"
-RUN = min(RESULTS.rglob("*.run.json"))
 CODE = """
 import sys
 from semisfl.cli.main import main
@@ -46,7 +45,7 @@ def loaded(*commands: str) -> tuple[list[str], set[str]]:
 
 
 def test_quick_commands_do_not_import_torch() -> None:
-    commands = ("show digits", "list", "reproduce --list", "--help", "run --help", "--version")
+    commands = ("show digits", "list", "--help", "run --help", "--version")
     assert not HEAVY & loaded(*commands)[1]
 
 
@@ -57,10 +56,11 @@ def test_a_question_to_a_running_server_needs_no_torch() -> None:
 
 
 def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path: Path) -> None:
+    run = leave_run(tmp_path / "run", digits_cell().config(), [10.0, 20.0])
     (report, page, output), modules = loaded(
-        f"report {RUN} --out {tmp_path}/x.png",
-        f"report {RUN} --html {tmp_path}/x.html",
-        f"report {RUN} --json --out {tmp_path}/x.png",
+        f"report {run} --out {tmp_path}/x.png",
+        f"report {run} --html {tmp_path}/x.html",
+        f"report {run} --json --out {tmp_path}/x.png",
     )
     assert not HEAVY & modules
     table, picture = report.index("accuracy %"), report.index("drawing; loaded False")

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from reproduction import records
+from reproduction.paper import measures
+from reproduction.tables.numbers import METHODS, numbered
 from semisfl.cli.main import main
 from semisfl.costs import about_images
 from semisfl.costs.about_images import AboutImages
@@ -17,7 +20,6 @@ from semisfl.costs.clock import Range, World, time_round
 from semisfl.costs.profiles import Device, Profile
 from semisfl.costs.replay import replay
 from semisfl.costs.rounds import Priced
-from semisfl.runs import grouping
 from semisfl.runs.grouping import group_runs, read_run
 from semisfl.runs.start import train
 from semisfl.settings import config
@@ -25,7 +27,6 @@ from semisfl.settings.toml import to_toml
 from tests import toy
 from tests.pictures import cut_off
 
-RESULTS = Path(__file__).parents[2] / "results"
 WORLD = World(
     Range(8, 8),
     Range(16, 16),
@@ -95,27 +96,31 @@ def test_batchnorms_statistics_are_a_phase_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("plain", "codec"),
-    [("h200/compare/semisfl", codec) for codec in ("int8", "bf16", "fp16")],
+    [("compare/semisfl", codec) for codec in ("int8", "bf16", "fp16")],
 )
 def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
     plain: str, codec: str
 ) -> None:
-    replayed = replay(read_run(RESULTS / f"{plain}.run.json"), WORLD, codec)
-    real = read_run(RESULTS / "codecs" / f"cifar10-{codec}.run.json")
+    replayed = measures.replayed(records.run(plain), WORLD, codec)
+    real = records.run(f"codecs/cifar10-{codec}")
     assert [row.bytes_total for row in replayed.rounds] == [row.bytes_total for row in real.rounds]
     assert replayed.config.wire.models == codec
 
 
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_committed_runs_sum_up_to_what_they_recorded(every: int) -> None:
-    places = sorted(RESULTS.rglob("*.run.json"))[::every]
-    assert len(places) > 40
-    for place in places:
-        run = read_run(place)
+    runs = [
+        records.run_of(study, one)
+        for study in records.studies()
+        for one in records.entries(study)
+        if "settings" in one and "metrics" in one
+    ][::every]
+    assert len(runs) > 40
+    for run in runs:
         short = replace(run, rounds=run.rounds[:10])
-        replayed = replay(short, WORLD)
-        assert replayed.rounds[-1].bytes_total == short.rounds[-1].bytes_total, place
-        assert all(seconds > 0 for seconds in replayed.seconds), place
+        replayed = measures.replayed(short, WORLD)
+        assert replayed.rounds[-1].bytes_total == short.rounds[-1].bytes_total, run.path
+        assert all(seconds > 0 for seconds in replayed.seconds), run.path
 
 
 @pytest.fixture(scope="module")
@@ -254,10 +259,9 @@ def test_damaged_bytes_are_named(recorded: Path, groups: list[Any]) -> None:
 
 
 def test_the_picture_shows_all_its_text() -> None:
-    runs = grouping.find_runs(
-        sorted((RESULTS / "few-labels").glob("*labeled-40-seed[012].run.json"))
-    )
-    replays = {run.path: replay(run, WORLD) for run in runs}
+    names = [f"{method}-data.labeled-40" for method in METHODS]
+    runs = [run for name in names for run in numbered(f"few-labels/{name}", 3)]
+    replays = {run.path: measures.replayed(run, WORLD) for run in runs}
     groups = group_runs([one.as_run() for one in replays.values()])
     pairs = [(group, [replays[run.path] for run in group.runs]) for group in groups]
     assert cut_off(costs_picture(pairs)) < 0.01

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.loopback import free_port
+from reproduction.benchmarks.loopback import free_port
 from semisfl.net.tls import certs
 from semisfl.settings.toml import to_toml
 from tests.net import chaos_processes, rogues, villains

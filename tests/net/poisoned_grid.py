@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisfl.attacks import poisoning
-from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
-from semisfl.attacks.poisoning import Attack, Weights
+from reproduction.poisoning import attacks as poisoning
+from reproduction.poisoning.attacks import Attack, Weights
+from reproduction.poisoning.fleet import PoisonedBlock, attackers_of
+from reproduction.poisoning.grid import DIGITS
 from semisfl.fleet.base import ClientResult
 from semisfl.fleet.block import ClientBlock
 from semisfl.net.client import member
@@ -83,7 +84,7 @@ OTHERS = {
         Attack("first_layer", "all its update in the first layer", None, _into_first_layer),
     )
 }
-"""Attacks that the grid of `semisfl poisoning` does not have: two on models with BatchNorm."""
+"""Attacks that the grid of `python -m reproduction poisoning` does not have: two on models with BatchNorm."""
 ATTACKERS = {3: 1, 5: 1, 10: 2}
 """How many attack of so many clients."""
 RULES: dict[str, dict[str, Any]] = {
@@ -116,11 +117,11 @@ def digits(
     attackers: int = 1,
     rounds: int | None = None,
 ) -> Config:
-    """Return the run of docs/poisoning.md; its quorum are the honest devices.
+    """Return the run of reproduction/pages/poisoning.md; its quorum are the honest devices.
 
     With a quorum of all, an attacker pauses the run by values for which it is shut out.
     """
-    values = configs.read(Path("results/poisoning/digits.toml"))
+    values = configs.read(DIGITS)
     counts = {"total": clients, "active": clients}
     network = {"quorum": clients - attackers}
     changes = {"seed": seed, "clients": counts, "network": network, **RULES[rule]}

@@ -3,8 +3,8 @@
 import sys
 from functools import partial
 
-from semisfl.attacks.poisoned_fleet import PoisonedBlock
-from semisfl.attacks.poisoning import ATTACKS
+from reproduction.poisoning.attacks import ATTACKS
+from reproduction.poisoning.fleet import PoisonedBlock
 from semisfl.cli.main import main
 from semisfl.net.client import member
 

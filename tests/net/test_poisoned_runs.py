@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.attacks import poisoning
-from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
+from reproduction.poisoning import attacks as poisoning
+from reproduction.poisoning.fleet import PoisonedBlock, attackers_of
 from semisfl.cli.main import main
 from semisfl.metrics import MethodMetrics
 from semisfl.net.client import member

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
-from semisfl.attacks.poisoning import ATTACKS, Attack, Weights
+from reproduction.poisoning.attacks import ATTACKS, Attack, Weights
+from reproduction.poisoning.fleet import PoisonedBlock, attackers_of
 from semisfl.metrics import MethodMetrics
 from semisfl.net.client import member
 from semisfl.net.frames import Frame

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of, poisoned_fleet
-from semisfl.attacks.poisoning import ATTACKS, Attack
+from reproduction.poisoning.attacks import ATTACKS, Attack
+from reproduction.poisoning.fleet import PoisonedBlock, attackers_of, poisoned_fleet
 from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds

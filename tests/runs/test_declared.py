@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.result_tables import metrics_table
+from reproduction.tables.results import metrics_table
 from semisfl.metrics import MethodMetrics, RoundMetrics, declared
 from semisfl.runs import grouping, plots
 from semisfl.runs.declared import metrics_of, own_metrics

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reproduction import records
 from semisfl.cli.main import main
 from semisfl.data.partition import Partition
-from semisfl.runs import grouping, plots, reading, report
+from semisfl.runs import grouping, plots, report
 from semisfl.runs.start import train
 from semisfl.settings.catalog import METHODS
 from tests import toy
 from tests.pictures import cut_off
 
 PNG = b"\x89PNG"
-RESULTS = Path(__file__).parents[2] / "results"
-COMMITTED = sorted({file.parent for file in RESULTS.rglob("*.run.json")})
+STUDIES = [one for one in records.studies() if "metrics" in records.entries(one)[0]]
 
 
 def write_run(
@@ -219,44 +219,34 @@ def test_settings_missing_from_an_older_file_are_unknown(
     ]
 
 
-@pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: str(path.relative_to(RESULTS)))
-def test_committed_results_can_be_reported(
-    folder: Path,
-    drawn: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES)
+def test_recorded_runs_can_be_reported(
+    study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not drawn:
-        request.getfixturevalue("no_pictures")
-    picture = tmp_path / "report.png"
+    picture, folder = tmp_path / "report.png", tmp_path / study
+    for one in records.entries(study):
+        records.unpack(f"{study}/{one['name']}", folder / one["name"].replace("/", "-"))
     assert main(["report", str(folder), "--out", str(picture), "--json", "--target", "50"]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
-    runs = {Path(run) for result in results for run in result["runs"]}
-    assert runs == set(folder.glob("*.run.json"))
+    assert {Path(run) for result in results for run in result["runs"]} == set(folder.iterdir())
     for result in results:
         # One of those tried with 250 labels does not learn; `stand-ins` has a set of 100 classes.
-        least = {"250-labels": 9, "stand-ins": 25}.get(folder.name, 30)
+        least = {"frontier": 9, "stand-ins": 25}.get(study, 30)
         assert result["accuracy"]["mean"] > least
-        # `frontier` holds two runs that ended where they were told to, `few-labels` runs of several settings.
-        assert not result["remark"] or "ended by a limit" in result["remark"]
         assert result["label"].split()[0] == METHODS[result["method"]].title
-    assert not drawn or picture.read_bytes().startswith(PNG)
+    assert picture.read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "h200/svhn-ablation",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("codecs", "h200/compare", "h200")
-        ),
+        "variations",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("codecs", "compare", "paper")),
     ],
 )
 def test_the_picture_shows_all_its_text(name: str) -> None:
-    groups = grouping.group_runs(grouping.find_runs([RESULTS / name]))
+    groups = grouping.group_runs([records.run_of(name, one) for one in records.entries(name)])
     assert cut_off(plots.picture(groups)) == 0
 
 
@@ -296,13 +286,6 @@ def test_a_value_that_no_run_writes_is_named(
     metrics.write_text("".join(json.dumps(one) + "\n" for one in rounds))
     with pytest.raises(ValueError, match=rf"metrics.jsonl, line {number} is damaged: its {key} is"):
         grouping.read_run(tmp_path / "r")
-    record: dict[str, object] = {"record": 1, "metrics": reading.columns(rounds)}
-    record |= {"settings": {"method": "semisfl", "rounds": 2}}
-    (tmp_path / "r.run.json").write_text(
-        json.dumps(record | {"as_in_preset": {}, "environment": {}})
-    )
-    with pytest.raises(ValueError, match=rf"r\.run\.json is damaged: its {key} is"):
-        grouping.read_run(tmp_path / "r.run.json")
 
 
 def test_rounds_that_are_no_number_are_named(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from reproduction import records
 from semisfl.metrics import RoundMetrics
-from semisfl.runs import compare, reading
+from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.labels import flatten
 from semisfl.runs.sweeps import Sweep, Swept, Variant, read_variants
@@ -81,7 +82,9 @@ def test_mistakes_in_a_file(tmp_path: Path, text: str, reason: str) -> None:
     assert reason in str(error.value)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "results" / "frontier").glob("*.toml")))
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "reproduction" / "variants").glob("frontier-*.toml"))
+)
 def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path: Path) -> None:
     """Each group has its runs beside the file, with the settings that it has now."""
     variants = read_variants(file)
@@ -89,7 +92,8 @@ def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path
     jobs = compare.list_jobs(values, ["semisfl"], 1, tmp_path, variants=variants)
     assert len(jobs) == len(variants) and variants[0] == Variant("plain")
     for variant, job in zip(variants, jobs, strict=True):
-        path, *_ = sorted(file.with_suffix("").glob(f"{variant.name}*.run.json"))
-        had, has = (flatten(one) for one in (reading.read_config(path), job.config.model_dump()))
+        name = f"{file.stem.removeprefix('frontier-')}/{variant.name}"
+        one = next(one for one in records.entries("frontier") if one["name"].startswith(name))
+        had, has = (flatten(values) for values in (one["settings"], job.config.model_dump()))
         keys = [assignment.partition("=")[0] for assignment in variant.assignments]
         assert [had[key] for key in keys] == [has[key] for key in keys]

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from semisfl.runs import reading
 from semisfl.settings import config, presets
 from semisfl.settings.config import ConfigError, built_in_sections, known_keys, override, parse
 from semisfl.settings.policy import parse_policy
-from semisfl.settings.retired import ANYTHING, INSTEAD, MOVED, RETIRED, modernised
+from semisfl.settings.retired import ANYTHING, INSTEAD, MOVED, RETIRED
 from semisfl.settings.robust import rule_sections
 from semisfl.settings.toml import to_toml
 
@@ -164,17 +162,3 @@ def test_a_run_writes_its_own_methods_section_alone() -> None:
         own = {"supervised": set(), "fedswitch-sl": {"fedswitch"}}.get(method, {method})
         assert built_in_sections().keys() & written.keys() == own
         assert "krum" not in written["robust"]
-
-
-def test_every_recorded_run_loads_or_is_refused_by_its_version() -> None:
-    files = sorted((ROOT / "results").rglob("config.toml"))
-    records = sorted((ROOT / "results").rglob("*.run.json"))
-    assert files or records
-    for place in (*(file.parent for file in files), *records):
-        values = reading.read_config(place)
-        try:
-            chosen = parse(values)
-        except ConfigError as error:
-            assert "is a setting that only version 0.1.0 has" in str(error), place
-        else:
-            assert isinstance(chosen, BaseModel) and modernised(values) == values

@@ -5,7 +5,7 @@
 Needs Chromium and Pillow. The deployment is shown as it was when its files were copied, under way.
 """
 
-import shutil
+import os
 import sys
 import tempfile
 import time
@@ -13,10 +13,9 @@ from pathlib import Path
 
 from PIL import Image
 
+from reproduction import records
 from semisfl.data.holdings import count
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.reading import name_of
-from semisfl.runs.record import unpack
 from semisfl.runs.run_data import load_data
 from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app
@@ -24,7 +23,7 @@ from semisfl.watch.views import Runs
 from tests.watch.browser import Browser, browser
 
 ROOT = Path(__file__).parents[2]
-RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+DOCS = ROOT / "docs"
 DRAWN_SECONDS = 2.0
 COLOURS = 256
 WIDE, PHONE = (1280, 860), (390, 844)
@@ -40,16 +39,19 @@ PICTURES = (
 
 def folders(place: Path) -> None:
     """Return copies of runs with what the results lack."""
-    for file in (RESULTS / "h200" / "compare").glob("*.run.json"):
-        unpack(file, place / "compare" / name_of(file))
+    for one in records.entries("compare"):
+        records.unpack(f"compare/{one['name']}", place / "compare" / one["name"])
     demo = place / "demo" / "semisfl-seed0"
-    unpack(RESULTS / "demo" / "semisfl-seed0.run.json", demo)
+    records.unpack("demo/semisfl-seed0", demo)
     data, partition = load_data(RunDirectory.open(demo).config())
     holdings = count(partition, data.labels.numpy(), data.classes)
     (demo / "holdings.json").write_text(holdings.as_json())
     served = place / "served" / "cameras"
-    # Not with its times: a run of another machine is under way if it has just written.
-    shutil.copytree(RESULTS / "watch" / "served", served, copy_function=shutil.copyfile)
+    served.mkdir(parents=True)
+    for name, text in records.entry("watch/served")["files"].items():
+        (served / name).write_text(text)
+        # A run of another machine is under way if it has just written.
+        os.utime(served / name, (0, 0))
     (served / "run.lock").write_text("process 4242 on train.example.org")
 
 

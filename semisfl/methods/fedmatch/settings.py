@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from semisfl.methods.sizes import Cost, Saved, Sizes, Work
+from semisfl.methods.sizes import Cost, Sizes, Work
 from semisfl.settings.sections import Section
 
 HELPERS = 2
@@ -28,6 +28,4 @@ def cost(sizes: Sizes, settings: FedMatchSettings, *, choosing: bool = False) ->
     helpers = HELPERS if choosing or again else 0
     # Plain and strong images, and the plain ones through every helper; sigma beside psi.
     work = Work(client=6.0 + HELPERS, kept=2, copies=4 + HELPERS)
-    # theta, sigma and psi; of every client the latest upload, and an earlier one that still helps.
-    saved = Saved(models=3, uploads=2)
-    return Cost((2 + helpers) * sizes.full, sizes.full, work=work, saved=saved)
+    return Cost((2 + helpers) * sizes.full, sizes.full, work=work)

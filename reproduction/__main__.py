@@ -1,0 +1,195 @@
+"""``python -m reproduction``: train and write the paper's tables, and everything that the records are made with.
+
+The name of a table or figure, such as ``table3``, stands for the command ``make table3``.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reproduction.paper.exhibits import EXHIBITS
+from semisfl.cli import console
+from semisfl.cli.options import Device, Engine, Jobs, Quiet, Settings, spread_settings
+from semisfl.settings.plain_values import words_of
+
+app = typer.Typer(
+    name="python -m reproduction",
+    help=__doc__,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds per run; default: the paper's.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs per cell: seed 0, 1, ...")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only cells of this method, data set, row, column or setting. A comma means or; a "
+        "repeated --only means and."
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder for new runs, tables and figures.")]
+StandIns = Annotated[
+    bool, typer.Option("--stand-ins", help="Use public stand-ins for data that are not public.")
+]
+Names = Annotated[list[str], typer.Argument(help="Names of `list`, such as table3 fig8; or all.")]
+RUNS = Path("runs/reproduction")
+
+
+@app.command("list")
+def list_(out: Out = RUNS) -> None:
+    """List every table and figure, and how many of its runs exist."""
+    from reproduction import make
+
+    make.show_list(out)
+
+
+@app.command("make")
+def make_(
+    names: Names,
+    rounds: Rounds = None,
+    seeds: Seeds = 1,
+    only: Only = None,
+    out: Out = RUNS,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Train nothing; use the runs that exist.")
+    ] = False,
+    stand_ins: StandIns = False,
+    jobs: Jobs = 1,
+    engine: Engine = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Train the missing runs of tables or figures, and write them beside the paper's values."""
+    from reproduction import make
+
+    grid = make.Grid.of(names, out, only or (), rounds, seeds, stand_ins)
+    if no_run or make.train(grid, jobs=jobs, engine=engine, device=device, quiet=quiet):
+        make.write(grid)
+
+
+@app.command()
+def estimate(
+    names: Names,
+    rounds: Rounds = None,
+    seeds: Seeds = 1,
+    only: Only = None,
+    out: Out = RUNS,
+    stand_ins: StandIns = False,
+    device: Device = "auto",
+) -> None:
+    """Time a round of each method here, and print how long the missing runs would take."""
+    from reproduction import make
+    from reproduction.paper.estimate import show_estimate
+
+    grid = make.Grid.of(names, out, only or (), rounds, seeds, stand_ins)
+    show_estimate(grid.missing, device)
+
+
+@app.command()
+def results() -> None:
+    """Write every table and figure of the pages from the records."""
+    from reproduction import document
+
+    for page in document.write_pages():
+        print(f"written: {page}")
+
+
+@app.command()
+def record(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    path: Annotated[str, typer.Argument(metavar="STUDY/NAME", help="A study and a new name.")],
+    data: Annotated[
+        str, typer.Option(help="What the images were, if not the data set of that name.")
+    ] = "",
+) -> None:
+    """Append a run to the records, without its metrics per client and per class."""
+    from reproduction import records
+
+    records.record(run, path, data)
+
+
+@app.command()
+def unpack(
+    path: Annotated[str, typer.Argument(metavar="STUDY[/NAME]", help="A study, or one run.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the run directories.")],
+) -> None:
+    """Write recorded runs as run directories, which `semisfl report`, `replay` and `watch` read."""
+    from reproduction import records
+
+    study, _, name = path.partition("/")
+    for one in [name] if name else [one["name"] for one in records.entries(study)]:
+        print(records.unpack(f"{study}/{one}", folder / one.replace("/", "-")))
+
+
+@app.command()
+def bench(
+    preset: Annotated[
+        str | None, typer.Argument(help="Default: several; with --client, cifar10.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Time only SemiSFL and Supervised-only.")
+    ] = False,
+    client: Annotated[
+        bool, typer.Option("--client", help="Measure this machine as one client.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Time rounds with synthetic images; print JSON, or the profile of a client for `semisfl plan`."""
+    from reproduction.benchmarks import bench as timing
+
+    if client:
+        print(timing.client_profile(preset or "cifar10", device))
+    else:
+        print(json.dumps(timing.timings(device, quick, [preset] if preset else ()), indent=2))
+
+
+@app.command()
+def poisoning(
+    preset: Annotated[str, typer.Argument(help="A preset or FILE.toml.")] = "digits",
+    attacks: Annotated[str, typer.Option(help="Attacks, separated by commas, or all.")] = "all",
+    rules: Annotated[
+        str, typer.Option(help="Aggregates of `semisfl list`; NAME+limited also limits features.")
+    ] = "mean,clipped_mean+limited",
+    shares: Annotated[str, typer.Option(help="Shares of clients that attack.")] = "0,0.2",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each: seed, seed + 1, ...")] = 1,
+    settings: Settings = None,
+    out: Annotated[
+        Path, typer.Option(help="One line per run; finished runs are not repeated.")
+    ] = Path("runs/poisoning.jsonl"),
+    device: Device = "auto",
+) -> None:
+    """Train with attackers among the simulated clients; print the accuracy lost by attack and rule."""
+    from reproduction.poisoning import grid
+    from semisfl.cli.options import values_of
+
+    values = values_of(preset, settings)
+    first = int(values.get("seed", 0))
+    jobs = grid.listed(
+        grid.choose(attacks, grid.ATTACKS, "attack"),
+        grid.choose(rules, grid.rules(), "rule"),
+        [float(share) for share in words_of(shares)],
+        range(first, first + seeds),
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    grid.show(grid.run_grid(values, jobs, out, device=device, tell=console.say))
+
+
+def main(words: list[str]) -> int:
+    """Run a command line; return 0, or 2 after a mistake, whose message names the fix."""
+    if words and (words[0] in EXHIBITS or words[0] == "all"):
+        words = ["make", *words]
+    console.set_up_logging()
+    try:
+        app(spread_settings(words) or ["--help"])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return os.EX_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,230 @@
+"""Every table of the pages that is not one of the paper's: its name, and the function that makes it."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from statistics import fmean
+
+from reproduction.records import measured, run
+from reproduction.tables import cpu, frontier, own_images, poisoning, security
+from reproduction.tables.numbers import (
+    METHODS,
+    SEEDS,
+    UNKNOWN,
+    accuracies,
+    called,
+    each,
+    numbered,
+    on_test,
+    runs,
+    sent,
+    summed,
+    table,
+)
+from semisfl.metrics import Metric, RoundMetrics, declared
+from semisfl.runs.grouping import Run
+from semisfl.runs.report import Spread
+
+# --- results.md, results-more.md, paper-choices.md --------------------------------------------------------
+
+
+def digits_costs() -> str:
+    """Return what each method needs to reach 80 % on the digits, over five seeds."""
+    lines = []
+    for method in METHODS:
+        members = numbered(f"few-labels/{method}-data.labeled-40", 5)
+        cost = summed(members, 80).to_target
+        assert cost is not None
+        numbers = [
+            UNKNOWN if cost.rounds is None else f"{cost.rounds:.1f}",
+            UNKNOWN if cost.bytes is None else f"{cost.bytes / 1e6:.0f}",
+        ]
+        lines.append((called(method), f"{cost.reached} of 5", *numbers))
+    return table(("to 80 % on the digits", "seeds that did", "rounds, mean", "MB, mean"), lines)
+
+
+def compared() -> str:
+    """Return CIFAR-10 after 100 rounds."""
+    lines = []
+    for method in ("semisfl", "fedswitch-sl", "fedswitch", "supervised", "semifl", "fedmatch"):
+        members = [run(f"compare/{method}")]
+        cost = summed(members, 75).to_target
+        assert cost is not None
+        reached = UNKNOWN
+        if cost.reached and cost.bytes is not None:
+            reached = f"{cost.rounds:.0f}, {cost.bytes / 1e9:.0f} GB"
+        name = called(method) + (", λ_i = λ_a = 0.1" if method == "fedmatch" else "")
+        lines.append((name, each(accuracies(members)), f"{sent(members)} GB", reached))
+    return table(("method", "accuracy %", "sent", "to 75 %: rounds, sent"), lines)
+
+
+PAIRS = {
+    "CIFAR-10, IID": ("paper/cifar10-iid-semisfl", SEEDS[:1]),
+    "CIFAR-10, IID, 250 labels": ("paper/cifar10-250-semisfl", SEEDS[:1]),
+    "CIFAR-10": ("paper/cifar10-dir0.1-semisfl", SEEDS[:1]),
+    "CIFAR-10, Dirichlet(0.05)": ("paper/cifar10-dir0.05-semisfl", SEEDS[:2]),
+    "CIFAR-10, 200 rounds": ("short/cifar10-semisfl", SEEDS),
+    "SVHN, IID": ("paper/svhn-iid-semisfl", SEEDS[:1]),
+    "SVHN": ("paper/svhn-dir0.1-semisfl", SEEDS[:1]),
+    "SVHN, 200 rounds": ("short/svhn-semisfl", SEEDS),
+}
+
+
+def _frozen(name: str) -> Run:
+    """Return the run with frozen teachers that belongs to one with averaged ones."""
+    if name == "short/svhn-semisfl-seed1":
+        return run("variations/svhn-seed1")
+    return run(name.replace("short/", "frozen/short-").replace("paper/", "frozen/"))
+
+
+def pairs() -> str:
+    """Return runs with frozen and with averaged teachers of equal seeds, and which are ahead."""
+    lines, gains = [], {}
+    for title, (name, seeds) in PAIRS.items():
+        frozen = accuracies(_frozen(name + seed) for seed in seeds)
+        averaged = accuracies(runs(name, seeds))
+        gains[title] = [ours - theirs for ours, theirs in zip(averaged, frozen, strict=True)]
+        lines.append((title, ", ".join(map(str, range(len(seeds)))), each(frozen), each(averaged)))
+    every = [gain for some in gains.values() for gain in some]
+    means = {
+        data: fmean(
+            gain for title, some in gains.items() if title.startswith(data) for gain in some
+        )
+        for data in ("CIFAR-10", "SVHN")
+    }
+    ahead, behind = sum(gain > 0 for gain in every), sum(gain < 0 for gain in every)
+    listed = ", ".join(f"{mean:+.1f} points on {data}" for data, mean in means.items())
+    return (
+        f"{table(('', 'seeds', 'frozen', 'averaged'), lines)}\n\n"
+        f"The averaged teacher is ahead in {ahead} of {len(every)} pairs and behind in {behind}, by at most "
+        f"{-min(every):.2f}. Its mean gain is {listed}."
+    )
+
+
+CHANGES = {
+    "nothing": ("default", "compare/semisfl"),
+    "`seed=1`": ("seed1", "seed1"),
+    "`runtime.precision=tf32`": ("tf32", "tf32"),
+    "`runtime.precision=fp32`": ("fp32", None),
+    "`semisfl.queue=single` (the published code's)": ("single-queue", "single-queue"),
+    "`server.labeled_view`: weak on CIFAR-10, strong on SVHN": ("labels-strong", "labels-weak"),
+    "`semisfl.own_key=false`": ("no-own-key", None),
+    "`semisfl.server_pass=in_turn`": ("in-turn", None),
+    "clients average their teachers (the paper's formula)": ("client-ema", None),
+    "`controller.kind=raw` (the paper's formula)": ("controller-raw", None),
+    "`controller.kind=fixed`": ("controller-fixed", None),
+    "`data.augment.flip=false`": ("no-flip", None),
+}
+
+
+def ablation() -> str:
+    """Return SemiSFL's accuracy with one setting changed."""
+
+    def cell(data: str, name: str | None) -> str:
+        if name is None:
+            return UNKNOWN
+        place = name if "/" in name else f"variations/{data}-{name}"
+        return each(accuracies([run(place)]))
+
+    lines = [
+        (words, cell("svhn", svhn), cell("cifar10", cifar))
+        for words, (svhn, cifar) in CHANGES.items()
+    ]
+    return table(("changed", "SVHN", "CIFAR-10"), lines)
+
+
+def codecs() -> str:
+    """Return SemiSFL on CIFAR-10 with each codec."""
+    names = {"fp32": "compare/semisfl"} | {
+        name: f"codecs/cifar10-{name}" for name in ("fp16", "bf16", "int8")
+    }
+    lines = [
+        (name, each(accuracies([run(place)])), f"{sent([run(place)])} GB")
+        for name, place in names.items()
+    ]
+    return table(("codec", "accuracy %", "sent"), lines)
+
+
+def weights() -> str:
+    """Return what starting from weights is worth, over three seeds."""
+    lines = []
+    for method in ("semisfl", "supervised"):
+        for start, words in (("weights", "90 other classes"), ("nothing", "random weights")):
+            members = numbered(f"weights/{method}-{start}", 3)
+            both = (accuracies(members), on_test(members))
+            spreads = (str(Spread.of(values)) for values in both)
+            lines.append((called(method), words, *spreads))
+    return table(("", "starts from", "validation %", "test %"), lines)
+
+
+# --- performance.md --------------------------------------------------------------------------------------
+
+ROUNDS = {
+    "svhn": ("SVHN / CNN, SemiSFL", "0.055"),
+    "cifar10": ("CIFAR-10 / AlexNet, SemiSFL", "0.21"),
+    "cifar10::fedswitch-sl": ("– FedSwitch-SL", ""),
+    "cifar10::supervised": ("– Supervised-only", ""),
+    "cifar10::fedswitch": ("– FedSwitch", "0.45"),
+    "cifar10::semifl": ("– SemiFL", "0.55"),
+    "cifar10::fedmatch": ("– FedMatch", "0.80"),
+    "stl10": ("STL-10 / VGG13, SemiSFL", "1.0"),
+    "image100": ("IMAGE-100 / VGG16, SemiSFL", "5.0"),
+    "cifar10:resnet18": ("CIFAR-10 / ResNet-18, SemiSFL", ""),
+    "cifar10:wrn-28-2": ("CIFAR-10 / WRN-28-2, SemiSFL", "25 % of the matrix product"),
+}
+
+
+def gpu_rounds() -> str:
+    """Return the newest measurement of each item, and by how much it misses its target."""
+    calls = measured("gpu/rounds")["calls"]
+    newest = {one["item"]: one for call in calls for one in call["rows"]}
+    lines = []
+    for item, (title, target) in ROUNDS.items():
+        one = newest[item]
+        seconds, share = one["seconds_a_round"], one["share_of_matrix_product_percent"]
+        misses = ""
+        if target:
+            wanted = float(target.split()[0])
+            far = 1 - share / wanted if "%" in target else seconds / wanted - 1
+            misses = "reached" if far <= 0 else f"{far:.0%}"
+        numbers = (f"{seconds:.3g}", f"{one['tflops']:.0f}", f"{share:.0f} %")
+        more = (f"{one['peak_gib']:.1f}", f"{one['start_up_seconds']:.0f}", target, misses)
+        lines.append((title, *numbers, *more))
+    head = ("", "s per round", "TFLOP/s", "share of the matrix product", "GPU memory, GiB")
+    return table((*head, "start-up, s", "target", "missed by"), lines)
+
+
+# --- metrics.md ------------------------------------------------------------------------------------------
+
+
+def metrics_table(metrics: Iterable[Metric]) -> str:
+    """Return a table with a line per metric."""
+    lines = []
+    for one in metrics:
+        gauge = f"`{one.prometheus}`" if one.prometheus else ""
+        lines.append((f"`{one.key}`", one.meaning, one.unit, one.missing, one.methods, gauge))
+    return table(("key", "what", "unit", "not there", "methods", "Prometheus"), lines)
+
+
+def metrics_of_section(title: str) -> str:
+    metrics = [one for one in declared(RoundMetrics) if one.section == title]
+    return metrics_table(sorted(metrics, key=lambda one: one.key != "round"))
+
+
+SECTIONS = ("Training", "Losses", "Pseudo-labels", "Test", "Cost")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    **frontier.TABLES,
+    **cpu.TABLES,
+    **own_images.TABLES,
+    **security.TABLES,
+    **poisoning.TABLES,
+    "digits-costs": digits_costs,
+    "compared": compared,
+    "pairs": pairs,
+    "ablation": ablation,
+    "codecs": codecs,
+    "weights": weights,
+    "gpu-rounds": gpu_rounds,
+    **{f"metrics-{title.lower()}": partial(metrics_of_section, title) for title in SECTIONS},
+}

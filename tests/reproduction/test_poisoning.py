@@ -1,0 +1,294 @@
+"""Attackers among simulated clients send what their attack says; honest clients are unchanged."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from reproduction.__main__ import main
+from reproduction.poisoning import grid as attack_grid
+from reproduction.poisoning.attacks import (
+    ATTACKS,
+    TARGET,
+    Attack,
+    Known,
+    poisoned_state,
+    stamped,
+)
+from reproduction.poisoning.fleet import PoisonedFleet, attackers_of, poisoned_fleet
+from semisfl.fleet.base import Features, SplitRound
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import override
+from semisfl.settings.presets import values_of
+from semisfl.stopping import StopFlag
+from tests import toy
+
+SHARE = 0.34
+"""One of three clients."""
+FEATURES = [name for name, attack in ATTACKS.items() if attack.features]
+STATES = [name for name, attack in ATTACKS.items() if attack.state]
+
+
+def poisoned(
+    attack: str, *assignments: str, method: str = "semisfl", share: float = SHARE
+) -> Experiment:
+    data = toy.dataset()
+    config = toy.values(method, "clients.active=3", "rounds=1", *assignments)
+    make = poisoned_fleet(ATTACKS[attack], share)
+    return assemble(config, data, toy.partition(data), toy.network(), device="cpu", make_fleet=make)
+
+
+def two_steps(
+    attack: str, *assignments: str, share: float = SHARE
+) -> tuple[PoisonedFleet, list[Features]]:
+    """Return the fleet and the features of a round's first two steps, with zero gradients between."""
+    experiment = poisoned(attack, *assignments, share=share)
+    fleet, method = experiment.fleet, experiment.method
+    assert isinstance(fleet, PoisonedFleet)
+    bottom = method.student.bottom.state_dict()  # type: ignore[attr-defined]
+    fleet.start_round(SplitRound(0, (0, 1, 2), 2, 0.0, bottom, bottom))
+    seen = [fleet.forward()]
+    fleet.backward(torch.zeros_like(seen[0].student))
+    seen.append(fleet.forward())
+    return fleet, seen
+
+
+def rows(features: Features, place: int) -> slice:
+    return slice(place * features.batch, (place + 1) * features.batch)
+
+
+@pytest.mark.parametrize("attack", FEATURES)
+def test_only_the_attackers_features_differ(attack: str) -> None:
+    fleet, steps = two_steps(attack)
+    _, honest = two_steps(attack, share=0.0)
+    (attacker,) = fleet.attackers
+    # A replay sends the first step again, so its first step is honest.
+    step = 1
+    for place in range(3):
+        same = all(
+            torch.equal(
+                getattr(steps[step], kind)[rows(honest[step], place)],
+                getattr(honest[step], kind)[rows(honest[step], place)],
+            )
+            for kind in ("student", "teacher")
+        )
+        assert same == (place != attacker), place
+    assert steps[step].student.requires_grad and steps[step].student.is_leaf
+
+
+def test_each_attack_sends_what_its_summary_says() -> None:
+    honest = two_steps("noise_features", share=0.0)[1]
+    fleet, scaled = two_steps("scaled_features")
+    mine = rows(honest[0], next(iter(fleet.attackers)))
+    torch.testing.assert_close(scaled[0].student[mine], 9 * honest[0].student[mine])
+    replayed = two_steps("replayed_features")[1]
+    assert torch.equal(replayed[1].student[mine], honest[0].student[mine])
+    copied = two_steps("copied_features")[1][0]
+    following = rows(honest[0], (next(iter(fleet.attackers)) + 1) % 3)
+    assert torch.equal(copied.teacher[mine], honest[0].teacher[following])
+    # The student's features stay; the teacher's are those of the next class, if any client shows it.
+    swapped, truth = two_steps("swapped_classes")[1][0], honest[0].truth
+    assert truth is not None and torch.equal(swapped.student[mine], honest[0].student[mine])
+    for row in range(mine.start, mine.stop):
+        wanted = (truth == (truth[row] + 1) % toy.CLASSES).nonzero().flatten()
+        donors = honest[0].teacher[wanted]
+        assert not len(wanted) or (donors == swapped.teacher[row]).all(1).any()
+
+
+def test_a_backdoor_pairs_its_pattern_with_the_targets_features() -> None:
+    honest, (fleet, seen) = two_steps("backdoor", share=0.0)[1][0], two_steps("backdoor")
+    mine = rows(honest, next(iter(fleet.attackers)))
+    truth, poisoned_step = honest.truth, seen[0]
+    assert truth is not None
+    for row in range(mine.start, mine.stop):
+        changed = not torch.equal(poisoned_step.student[row], honest.student[row])
+        assert changed == ((row - mine.start) % 2 == 0)
+    donors = honest.teacher[truth == TARGET]
+    assert (donors == poisoned_step.teacher[mine.start]).all(1).any()
+    image = torch.zeros(1, 3, 14, 14)
+    pattern = stamped(image, 9.0)
+    assert float(pattern.sum()) == 9.0 * 3 * 4 and not image.any()
+
+
+def test_attackers_bottoms_follow_no_policy() -> None:
+    fleets = [two_steps("scaled_bottom", *own)[0] for own in ((), ("policy.update_clip=0.001",))]
+    (attacker,) = fleets[0].attackers
+    free, limited = (fleet.block.bottoms()[attacker].tensors for fleet in fleets)
+    for name, tensor in free.items():
+        assert torch.equal(tensor, limited[name]), name
+
+
+@pytest.mark.parametrize("attack", STATES)
+def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
+    trained = {
+        "w": torch.tensor([3.0, -1.0]),
+        "bn.running_var": torch.ones(2),
+        "n": torch.tensor(4),
+    }
+    received = {
+        "w": torch.tensor([2.0, 0.0]),
+        "bn.running_var": torch.zeros(2),
+        "n": torch.tensor(1),
+    }
+    expected = {
+        "negated_bottom": [-3.0, 1.0],
+        "scaled_bottom": [27.0, -9.0],
+        "scaled_bottom_late": [27.0, -9.0],
+        "zero_bottom": [0.0, 0.0],
+        "stale_bottom": [7.0, 7.0],
+        "reordered_bottom": [-1.0, 3.0],
+        "reversed_update": [-3.0, 5.0],
+        "alternating_update": [6.0, -4.0],
+        "repeated_update": [2.5, 0.25],
+    }
+    first = {**received, "w": torch.tensor([7.0, 7.0])}
+    learnt = {**received, "w": torch.tensor([0.5, 0.25])}
+    known = Known(received, first, learnt, round=1, client=3)
+    sent = poisoned_state(ATTACKS[attack], trained, known)
+    if attack == "drift":
+        moved = sent["w"] - received["w"]
+        torch.testing.assert_close(moved.norm(), (trained["w"] - received["w"]).norm())
+        later = known._replace(received=trained)
+        again = poisoned_state(ATTACKS[attack], received, later)["w"] - trained["w"]
+        torch.testing.assert_close(again, moved)
+    elif attack == "mirrored_drift":
+        moved = sent["w"] - received["w"]
+        torch.testing.assert_close(
+            moved.norm(), 9 * (trained["w"] - received["w"]).norm(), msg="it is nine times as long"
+        )
+        other = poisoned_state(ATTACKS[attack], trained, known._replace(client=2))["w"]
+        torch.testing.assert_close(other - received["w"], -moved)
+    else:
+        assert sent["w"].tolist() == expected[attack]
+    assert torch.equal(sent["bn.running_var"], torch.ones(2)) and int(sent["n"]) == 4
+    if attack == "alternating_update":
+        then = poisoned_state(ATTACKS[attack], trained, known._replace(round=2))
+        assert then["w"].tolist() == [-2.0, 4.0]
+
+
+def test_only_an_attack_that_says_so_changes_running_variances() -> None:
+    state = {"bn.running_var": torch.ones(2), "bn.running_mean": torch.ones(2)}
+    known = Known(state, state, state, round=0, client=0)
+    for variances in (False, True):
+        attack = Attack("halved", "", state=lambda w: w.trained / 2, variances=variances)
+        sent = poisoned_state(attack, state, known)
+        assert sent["bn.running_mean"].tolist() == [0.5, 0.5]
+        assert sent["bn.running_var"].tolist() == ([0.5, 0.5] if variances else [1.0, 1.0])
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])
+def test_rules_name_the_attacker_and_keep_its_weights_out(method: str) -> None:
+    """With the mean one of three clients moves the result far; with the median it hardly does."""
+    results = {}
+    for rule in ("mean", "median"):
+        for share in (0.0, SHARE):
+            settings = ("semifl.confidence_threshold=0", f"robust.aggregate={rule}")
+            experiment = poisoned("scaled_bottom", *settings, method=method, share=share)
+            (row,) = run_rounds(experiment).rounds
+            model = list(experiment.method.tested().values())[-1]
+            weights = torch.cat([value.flatten() for value in model.parameters()])
+            results[rule, bool(share)] = weights, row.get("held_back", {})
+            attackers = experiment.fleet.attackers  # type: ignore[attr-defined]
+    thrown = (results["mean", True][0] - results["mean", False][0]).norm()
+    moved = (results["median", True][0] - results["median", False][0]).norm()
+    assert moved < 0.2 * thrown
+    assert list(results["median", True][1]) == [str(client) for client in attackers]
+    assert not results["mean", True][1] and not results["median", False][1]
+
+
+def test_attackers_of_a_smaller_share_are_among_those_of_a_larger() -> None:
+    few, many = attackers_of(3, 10, 0.1), attackers_of(3, 10, 0.3)
+    assert (len(few), len(many)) == (1, 3) and few < many and not attackers_of(3, 10, 0.0)
+
+
+def test_an_absent_client_takes_no_part() -> None:
+    experiment = poisoned("absent", "clients.active=3")
+    assert sorted({*experiment.fleet.present()} | experiment.fleet.attackers) == [0, 1, 2]  # type: ignore[attr-defined]
+    assert len(experiment.fleet.present()) == 2
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+TINY = ["--set", "rounds=1", "clients.total=4", "clients.active=4", "clients.batch=4"]
+TINY += [
+    "clients.steps=1",
+    "server.batch=4",
+    "server.steps=2",
+    "model.projection=8",
+    "data.size=14",
+]
+TINY += [
+    "model.layers=[{kind='conv', channels=2, padding=1}, {kind='pool'}, {kind='flatten'}, {kind='linear'}]"
+]
+
+
+def test_the_command_makes_a_table_and_continues_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs.jsonl"
+    words = ["poisoning", "digits", "--rules", "mean,median+limited", "--attacks", "negated_bottom"]
+    words += ["--shares", "0,0.25", "--out", str(out), *TINY]
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    assert "negated_bottom" in capsys.readouterr().out
+    outcomes = {(one.rule, one.share): one for one in attack_grid.read(out)}
+    assert len(outcomes) == 4
+    assert outcomes["mean", 0.25].held_back == {}
+    (attacker,) = outcomes["median+limited", 0.25].attackers
+    assert str(attacker) in outcomes["median+limited", 0.25].held_back
+    before = out.read_text()
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    assert out.read_text() == before
+
+
+def test_finished_runs_are_reused_with_the_same_settings_only(tmp_path: Path) -> None:
+    jobs, out = [attack_grid.AttackRun("drift", "mean", 0.5, 0)], tmp_path / "runs.jsonl"
+    values = {"rounds": 1, "clients": {"total": 2, "active": 2, "steps": 1}, "server": {"steps": 1}}
+    first = attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
+    again = attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
+    assert again == first
+    assert len(attack_grid.read(out)) == 1
+    values["rounds"] = 2
+    with pytest.raises(ValueError, match="holds runs with other settings; choose another --out"):
+        attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
+
+
+def test_a_stop_before_the_first_round_with_clients_ends_the_grid(tmp_path: Path) -> None:
+    jobs, stop = attack_grid.listed(["drift"], ["mean"], [0.25], [0]), StopFlag()
+    stop.request()
+    values = override(values_of("digits"), [*TINY[1:], "rounds=2", "server.pretrain_rounds=1"])
+    outcomes = attack_grid.run_grid(values, jobs, tmp_path / "runs", device="cpu", stop=stop)
+    assert outcomes == [] and not (tmp_path / "runs").exists()
+
+
+def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
+    def run(
+        attack: str, rule: str, share: float, seed: int, accuracy: float
+    ) -> attack_grid.Outcome:
+        return attack_grid.Outcome(attack, rule, share, seed, accuracy, None, 0.0, (), {})
+
+    outcomes = [
+        run(attack_grid.NOBODY, "mean", 0.0, 0, 80.0),
+        run(attack_grid.NOBODY, "mean", 0.0, 1, 70.0),
+        run("backdoor", "krum", 0.2, 0, 70.0),
+        run("backdoor", "krum", 0.2, 1, 66.0),
+    ]
+    assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
+
+
+@pytest.mark.parametrize(("rules", "shares"), [(["median"], [0.0, 0.2]), (["mean"], [0.2, 0.20])])
+def test_what_losses_count_from_runs_whatever_was_chosen(
+    rules: list[str], shares: list[float]
+) -> None:
+    """Otherwise the table is empty."""
+    jobs = attack_grid.listed(["drift"], rules, shares, [4, 5])
+    assert len(set(jobs)) == len(jobs)
+    for seed in (4, 5):
+        assert attack_grid.AttackRun(attack_grid.NOBODY, "mean", 0.0, seed) in jobs
+
+
+def test_an_unknown_attack_or_rule_is_refused() -> None:
+    assert main(["poisoning", "digits", "--attacks", "shouting"]) == 2
+    assert main(["poisoning", "digits", "--rules", "vote"]) == 2

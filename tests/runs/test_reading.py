@@ -1,0 +1,94 @@
+"""What is read of a run directory, also of a damaged one and of somebody else's."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from reproduction.paper.index import RunIndex
+from semisfl.cli.main import main
+from semisfl.files import write_whole
+from semisfl.runs import reading
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.preset_changes import changes, flat
+from semisfl.settings import presets
+from tests.reproduction.fakes import digits_cell, leave_run
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_a_preset_differs_in_nothing_from_itself(name: str) -> None:
+    values = presets.preset(name).model_dump(mode="json", exclude_none=True)
+    assert changes(flat(values)) == (name, {})
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_path: Path) -> None:
+    """Only an incomplete last line is left out; this one is complete and wrong."""
+    lines = ['{"round": 0, "accuracy": 50.0}', f'{{"round": 1, "accuracy": {value}}}']
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("\n".join(lines if last else [lines[1], lines[0]]) + "\n")
+    number = 2 if last else 1
+    with pytest.raises(
+        ValueError, match=f"line {number} is damaged: it holds {value}, which is no"
+    ):
+        reading.read_rounds(file.parent, dict)
+
+
+def test_any_damage_names_the_file(tmp_path: Path) -> None:
+    deep = "[" * 200_000
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(f'{deep}\n{{"round": 1}}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is damaged: it is nested too"):
+        RunDirectory(tmp_path).keep_metrics_before(1)
+    metrics.write_text('{"round": 0, "accuracy": "high"}\n{"round": 1}\n')
+    with pytest.raises(
+        ValueError, match=r"metrics\.jsonl, line 1 is damaged: its accuracy is 'high'"
+    ):
+        RunDirectory(tmp_path).keep_metrics_before(1)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_of_somebody_else_imports_no_method(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run names a module on Python's path; importing the module would run its code."""
+    runs, planted = tmp_path / "runs", tmp_path / "planted_method.py"
+    planted.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'owned')!r}).touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run = leave_run(runs / "run", digits_cell().config(), [10.0, 20.0])
+    config = (run / "config.toml").read_text()
+    method = 'method = "planted_method:Thing"'
+    (run / "config.toml").write_text(re.sub("^method = .*", method, config))
+    assert main(["replay", "runs/run"]) == 2
+    assert "add --allow-method planted_method:Thing" in " ".join(capsys.readouterr().err.split())
+    assert main(["report", "runs"]) == 0
+    assert main(["report", "runs", "--html", "x.html"]) == 0
+    assert not RunIndex(runs, studies=()).of(digits_cell().config())
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("state", ["3", "[]", '{"model": null}', '{"model": {"description": {}}}'])
+def test_a_checkpoint_of_another_form_says_nothing_of_images(state: str, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "latest.safetensors", metadata={"state": state})
+    assert reading.read_images(tmp_path) is None
+
+
+def test_a_read_only_disk_names_the_file_and_no_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(place: str | Path, *_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
+
+    monkeypatch.setattr(os, "open", refuses)
+    monkeypatch.setattr(Path, "unlink", refuses)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        write_whole(tmp_path / "a.json", b"{}")
+    assert caught.value.filename == str(tmp_path / "a.json")
