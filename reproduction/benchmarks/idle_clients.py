@@ -22,7 +22,7 @@ from reproduction.benchmarks.loopback import (
 )
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
-from semisfl.net.client.stream import Received
+from semisfl.net.client.connection import Received
 from semisfl.net.frames import encode
 from semisfl.net.messages import Schemas
 

@@ -32,7 +32,7 @@ from semisfl.models.build import build
 from semisfl.models.layers import cut_layers
 from semisfl.models.split import SplitModel
 from semisfl.models.zoo import MODELS
-from semisfl.net.client.identity import Target
+from semisfl.net.client.connection import Target
 from semisfl.net.client.owner import Approval, Owner
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint

@@ -27,8 +27,7 @@ from reproduction.benchmarks.loopback import (
     server,
 )
 from semisfl.fleet.base import SplitRound
-from semisfl.net.client.connection import Connection
-from semisfl.net.client.identity import Target
+from semisfl.net.client.connection import Connection, Target
 from semisfl.net.frames import decode, encode
 from semisfl.net.messages import Schemas
 from semisfl.net.server.fleet import NetworkFleet

@@ -11,8 +11,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.models.split import SplitModel
 from semisfl.net.chunks import LoopThread
-from semisfl.net.client.connection import Connection
-from semisfl.net.client.identity import Target
+from semisfl.net.client.connection import Connection, Target
 from semisfl.net.client.owner import Owner
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.tls import certs

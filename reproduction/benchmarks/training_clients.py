@@ -35,9 +35,9 @@ from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.chunks import LoopThread
+from semisfl.net.client.connection import Received
 from semisfl.net.client.device import Device
 from semisfl.net.client.owner import Approval, Owner
-from semisfl.net.client.stream import Received
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs import start
 from semisfl.runs.sinks import Observed
@@ -218,7 +218,7 @@ class Crowd:
         elif current is not client or client.dead:
             pass  # frames that were on their way to a killed client
         elif isinstance(item, Received):
-            client.device._handle(item)
+            client.device.handle(item)
         elif isinstance(item, Exception):
             self.shut_out += 1
             print(f"client-{client.number}: {item}", file=sys.stderr)

@@ -77,7 +77,7 @@ def _of_server(
 
 
 def _show_served(address: str, certs: Path | None, insecure_loopback: bool, as_json: bool) -> None:
-    from semisfl.net.client.identity import Target
+    from semisfl.net.client.connection import Target
     from semisfl.use.model_client import read_model
     from semisfl.use.split_inference import text_of_model
 

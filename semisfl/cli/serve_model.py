@@ -78,7 +78,7 @@ def classify(
     csv_: Csv = False,
 ) -> None:
     """Classify images with the help of a server; only features leave this device."""
-    from semisfl.net.client.identity import Target
+    from semisfl.net.client.connection import Target
     from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
     from semisfl.settings.policy import PolicyBreach
     from semisfl.use.model_client import ModelClient

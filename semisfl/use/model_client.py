@@ -16,9 +16,9 @@ from semisfl.files import cache_folder
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.models.build import build
 from semisfl.net import chunks
-from semisfl.net.client.diagnosis import explained
-from semisfl.net.client.identity import Target, open_channel
+from semisfl.net.client.connection import Target, open_channel
 from semisfl.net.client.owner import Owner
+from semisfl.net.client.rejection import explained
 from semisfl.net.frames import decode, encode
 from semisfl.net.headers import WireError
 from semisfl.runs import checkpoint
@@ -84,7 +84,7 @@ def _call(
             raise ValueError(
                 f"{target.address} serves no model; is it `semisfl serve --model`?"
             ) from error
-        raise explained(error, target.address, target.credentials) from error
+        raise explained(error, target.address, secure=target.credentials is not None) from error
 
 
 class ModelClient:

@@ -24,7 +24,7 @@ from torch import Tensor
 from semisfl.files import printable
 from semisfl.fleet.codec import codec_named
 from semisfl.models.shapes import MAX_OUTPUT, Placed
-from semisfl.net.client.lines import plain
+from semisfl.net.client.rejection import plain
 from semisfl.net.client.shown_terms import image_line, layer_lines
 from semisfl.net.frames import Schema, TensorSpec
 from semisfl.net.headers import WireError

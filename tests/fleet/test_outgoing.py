@@ -197,7 +197,7 @@ def test_nothing_else_on_a_device_makes_frames_or_writes_to_the_stream() -> None
                 calls.setdefault(ast.unparse(node.func), []).append(file.name)
     assert "encode" not in calls and "frames.encode" not in calls
     assert calls["call.write"] == ["connection.py"]
-    assert sorted(calls["self.outgoing.frame"]) == ["connection.py", "frame_io.py"]
+    assert sorted(calls["self.outgoing.frame"]) == ["connection.py", "device.py"]
     assert "Cleared" not in calls
 
 

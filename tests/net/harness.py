@@ -26,14 +26,11 @@ from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
-from semisfl.net.client.connection import Connection
+from semisfl.net.client.connection import Connection, Received, Target
 from semisfl.net.client.device import Device
-from semisfl.net.client.frame_io import FrameIO
-from semisfl.net.client.identity import Target
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.member import Images, Member
 from semisfl.net.client.owner import Approval, Owner
-from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame, encode
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.terms import Terms
@@ -138,14 +135,14 @@ class Client(threading.Thread):
         self.link = Connection(target, owner, allow_methods=allow_methods, thread=loop_thread())
         self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")
         if break_at is not None:
-            decode = self.device.frames.decode
+            decode = self.device.decode
 
             def breaking(received: Received) -> Frame | None:
                 if (frame := decode(received)) is not None:
                     break_at(self, frame)
                 return frame
 
-            self.device.frames.decode = breaking  # type: ignore[method-assign]
+            self.device.decode = breaking  # type: ignore[method-assign]
         self.error: BaseException | None = None
         self.start()
 
@@ -406,7 +403,7 @@ def poisoning(
 
     It answers as a device whose program was changed: with tensors that no policy cleared.
     """
-    original = FrameIO.answer
+    original = Device.answer
 
     def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
         poisons = sent == kind and self.member.client == 1 and first <= fields["round"] <= last
@@ -420,7 +417,7 @@ def poisoning(
         parts = encode(sent, fields, tensors, codecs)
         received.stream.answer(received.ticket, [b"".join(parts)])
 
-    monkeypatch.setattr(FrameIO, "answer", answer)
+    monkeypatch.setattr(Device, "answer", answer)
 
 
 class Proxy:

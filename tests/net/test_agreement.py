@@ -291,7 +291,7 @@ def test_states_of_another_round_end_a_full_round_and_not_the_device() -> None:
 def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:
     with network(tiny(1)) as net:
         net.join_all()
-        assert set(net.clients[0].device.frames.beginnings) == {"split", "split_alone"}
+        assert set(net.clients[0].device.beginnings) == {"split", "split_alone"}
 
 
 def test_the_same_round_is_not_repeated_without_end() -> None:

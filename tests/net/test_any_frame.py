@@ -199,7 +199,7 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
 
     patch.setattr(Outgoing, "frame", frame)
     client = net.join(1)
-    frames = client.device.frames
+    frames = client.device
     original = frames.answer
 
     def answer(
@@ -297,7 +297,7 @@ def test_what_the_work_declares_is_all_that_is_taken(
     """FedSwitch's `done`, in the forms that once ended the server."""
     with network(tiny(3, method="fedswitch", rounds=1)) as net:
         net.join_all()
-        frames = net.clients[1].device.frames
+        frames = net.clients[1].device
         original = frames.answer
 
         def answer(received: Any, kind: str, fields: Any, *more: Any, **how: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.net import chunks
-from semisfl.net.client import connection, device, lines
+from semisfl.net.client import connection, device
 from semisfl.net.client.full_round import ClientFullRound
 from semisfl.net.frames import Frame
 from semisfl.net.server import questions
@@ -49,9 +49,9 @@ def obstruct(net: Network, client: int, *, refuse: bool) -> None:
         if frame.fields.get("work") == "batchnorm-statistics":
             honestly(received, frame)
             return
-        attacker.frames.expect_round()
+        attacker.expect_round()
         if refuse:
-            attacker.frames.answer(received, "refusal", {"reason": "not today"})
+            attacker.answer(received, "refusal", {"reason": "not today"})
 
     beginnings = ("split", "split_alone", "full")
     attacker._steps = {**attacker._steps, **dict.fromkeys(beginnings, begin)}
@@ -145,7 +145,7 @@ def test_a_device_that_leaves_between_two_questions_is_passed_over(
             net.join(index, break_at=think)
         net.join(0, f"127.0.0.1:{proxy.port}")
         assert net.fleet.wait_for(5, 20)
-        attacker = net.clients[0].device.frames
+        attacker = net.clients[0].device
         honestly = attacker.answer
 
         def answer(received: Any, kind: str, *parts: Any, **how: Any) -> None:
@@ -251,10 +251,9 @@ def test_a_device_whose_round_is_given_up_is_not_called_slow(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another device left while this one was still being sent its question."""
-    monkeypatch.setattr(lines, "LINES", 10**6)  # other tests of this minute wrote lines from there
     with network(tiny(1)) as net:
         net.join_all()
-        session, frames = net.fleet._listener.table.enrolled[0], net.clients[0].device.frames
+        session, frames = net.fleet._listener.table.enrolled[0], net.clients[0].device
         # Its last frame of joining has come, and the server is done with it.
         until(lambda: frames.joined is not None and frames.joined.client == 0)
         until(lambda: session._writing is None)
@@ -286,7 +285,7 @@ def test_a_false_loss_is_left_out_and_the_run_goes_on(
     config = tiny(5, method=method, rounds=6, network={"quorum": 2})
     with network(config) as net:
         net.join_all()
-        attacker = net.clients[4].device.frames
+        attacker = net.clients[4].device
 
         class FalseRound(ClientFullRound):
             def upload(self, numbers: Any, states: Any) -> None:

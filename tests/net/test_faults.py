@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from semisfl.net import chunks
-from semisfl.net.client.connection import Connection
+from semisfl.net.client.connection import Connection, Stream
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.client.stream import Stream
 from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
@@ -57,7 +56,7 @@ def dying(phase: str, round_index: int, step: int) -> Callable[[Client, Frame], 
     def at(client: Client, frame: Frame) -> None:
         if frame.fields.get("round") != round_index or frame.kind not in ("split", "gradients"):
             return
-        block = client.device.frames.member.block
+        block = client.device.member.block
         if phase == "broadcast" and frame.kind == "split":
             client.die()
         if phase == "upload" and frame.kind == "gradients":
@@ -357,7 +356,7 @@ def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
     def at(client: Client, frame: Frame) -> None:
         if frame.kind == "gradients" and not entered:
             entered.append(net.join(0))
-            until(lambda: entered[0].device.frames.joined is not None and older.error is None)
+            until(lambda: entered[0].device.joined is not None and older.error is None)
             until(lambda: net.fleet._listener.table.epochs["plaintext:client-0"] == 2)
 
     with network(config) as net:
@@ -397,7 +396,7 @@ def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureF
         for strike in range(1, 4):
             client = net.enrol(0)
             for _ in range(100):
-                client.device.frames.stream.answer(999, [b"again"])
+                client.device.stream.answer(999, [b"again"])
             until(lambda strike=strike: len(audited(caplog)) == strike)
             client.kill()
             client.join(30)

@@ -13,8 +13,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.build import build
 from semisfl.net import chunks, hostport, messages
 from semisfl.net.chunks import CHUNK
-from semisfl.net.client.connection import Connection
-from semisfl.net.client.identity import Target
+from semisfl.net.client.connection import Connection, Target
 from semisfl.net.client.join import load_images
 from semisfl.net.frames import decode
 from semisfl.net.messages import Schemas

@@ -32,7 +32,7 @@ def stalling(over: threading.Event, meanwhile: Callable[[Client], None]) -> Call
 
 
 def at_work(client: Client) -> None:
-    stream = client.device.frames.stream
+    stream = client.device.stream
     assert stream is not None
     stream.beat(stream.assembler.ticket)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from semisfl.engine.kernels.plain import SHORTEST
 from semisfl.methods.semifl.method import SemiFLWork
-from semisfl.net.client.frame_io import FrameIO
+from semisfl.net.client.device import Device
 from semisfl.net.frames import encode
 from semisfl.net.server import value_checks
 from semisfl.net.server.penalties import EXCUSES, STRIKES
@@ -269,7 +269,7 @@ def test_two_devices_together_do_not_excuse_each_other_for_ever(
     absurd: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One stays just inside what is used; the other's absurd values may be its fault, but not in every round."""
-    honestly = FrameIO.answer
+    honestly = Device.answer
 
     def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
         factor = {1: 5.0, 2: absurd}.get(self.member.client)
@@ -281,7 +281,7 @@ def test_two_devices_together_do_not_excuse_each_other_for_ever(
         tensors = {name: tensor * factor for name, tensor in cleared.tensors.items()}
         received.stream.answer(received.ticket, [b"".join(encode(sent, fields, tensors, codecs))])
 
-    monkeypatch.setattr(FrameIO, "answer", answer)
+    monkeypatch.setattr(Device, "answer", answer)
     with network(tiny(5, rounds=EXCUSES + STRIKES + 1, network={"quorum": 3})) as net:
         net.join_all()
         run_rounds(net.experiment)

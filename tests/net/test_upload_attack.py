@@ -12,12 +12,12 @@ from torch import Tensor
 from semisfl.attacks.uploads import rebuilt
 from semisfl.data.augment import Augmentation
 from semisfl.fleet.base import RoundAborted, SplitRound
+from semisfl.net.client.agreement import check_gradients
 from semisfl.net.client.allowance import Allowance, beside
-from semisfl.net.client.gradient_checks import gradient_excess
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame
 from semisfl.settings.config import ConfigError
-from semisfl.settings.policy import DevicePolicy, parse_policy, read_policy
+from semisfl.settings.policy import DevicePolicy, PolicyBreach, parse_policy, read_policy
 from tests.net.harness import Network, network, tiny, toy_data, until
 
 LAYERS = [
@@ -89,17 +89,19 @@ def test_gradients_far_longer_than_their_features_end_the_part(net: Network) -> 
 
 
 def test_the_limit_is_relative_to_the_features_by_row_and_by_batch() -> None:
-    features = torch.full((8, 4), 2.0)  # of norm 4
-    one = torch.zeros(8, 4)
-    one[3, 0] = 20.0  # 5 times a row, 1.8 times the batch
-    assert gradient_excess(one, features) is None
-    assert "a row" in (gradient_excess(3 * one, features) or "")
-    every = torch.zeros(8, 4)
-    every[:, 1] = 12.0
-    assert "a batch" in (gradient_excess(every, features) or "")
-    assert gradient_excess(torch.full((8, 4), float("nan")), features) is not None
-    assert gradient_excess(one, torch.zeros(8, 4)) is not None
-    assert gradient_excess(torch.zeros(8, 4), torch.zeros(8, 4)) is None
+    features, nothing = torch.full((8, 4), 2.0), torch.zeros(8, 4)  # rows of norm 4
+    one, every = nothing.clone(), nothing.clone()
+    one[3, 0], every[:, 1] = 20.0, 12.0  # 5 times a row, 1.8 times the batch; 3 times every row
+    check_gradients(one, features)
+    check_gradients(nothing, nothing)
+    for gradients, sent, word in [
+        (3 * one, features, "a row"),
+        (every, features, "a batch"),
+        (one * torch.nan, features, "nan"),
+        (one, nothing, "a row"),
+    ]:
+        with pytest.raises(PolicyBreach, match=word):
+            check_gradients(gradients, sent)
 
 
 def test_a_batch_of_one_is_refused_unless_the_owner_allows_it() -> None:
@@ -174,7 +176,6 @@ def test_the_cap_on_bits_ends_the_part_before_the_send_and_outlasts_the_process(
 
 def test_two_devices_that_share_a_file_share_its_caps(tmp_path: Path) -> None:
     from semisfl.fleet.caps import Price
-    from semisfl.settings.policy import PolicyBreach
 
     file, policy = beside(tmp_path / "policy.toml"), DevicePolicy(rounds=3)
     one, other = Allowance(file), Allowance(file)

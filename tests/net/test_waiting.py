@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from semisfl.net.client.frame_io import FrameIO
+from semisfl.net.client.device import Device
 from semisfl.net.server import waiting
 from semisfl.runs import loop
 from semisfl.runs.directory import RunDirectory
@@ -109,7 +109,7 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
 ) -> None:
     """A device that is left out without a strike stays here, and is drawn again if nobody else is."""
 
-    honestly = FrameIO.answer
+    honestly = Device.answer
     poisoning(monkeypatch, "features", lambda rows: torch.full_like(rows, 9e5))
     pauses: list[int] = []
     monkeypatch.setattr(waiting, "repeat_delay", lambda aborted: pauses.append(aborted) or 0.05)
@@ -124,7 +124,7 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
         until(lambda: len(pauses) >= 4)
         until(lambda: "rounds in a row had too few answers" in str(net.fleet.waiting.state))
         assert not net.strikes
-        monkeypatch.setattr(FrameIO, "answer", honestly)
+        monkeypatch.setattr(Device, "answer", honestly)
         trained.join(30)
         assert not trained.is_alive(), "it goes on once all answer"
         net.fleet.waiting.until_ready()

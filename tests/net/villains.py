@@ -16,14 +16,11 @@ import torch
 from semisfl.net import chunks
 from semisfl.net.chunks import MAGIC, PREFIX, LoopThread, Parts
 from semisfl.net.client import connection
-from semisfl.net.client.connection import Connection
+from semisfl.net.client.connection import Connection, Received, Target
 from semisfl.net.client.device import Device
-from semisfl.net.client.frame_io import FrameIO
-from semisfl.net.client.identity import Target
 from semisfl.net.client.join import load_images
 from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.client.stream import Received
 from semisfl.net.frames import encode
 from semisfl.net.server.value_checks import ABSURD
 from semisfl.net.tls import certs
@@ -155,7 +152,7 @@ IN_A_ROUND: list[Trick] = [
 # --- who plays them -------------------------------------------------------------------------------
 
 
-class Trickster(FrameIO):
+class Trickster(Device):
     """Honest until its moment has come, then plays ``trick`` instead of answering; once."""
 
     def plan(self, moment: int, trick: Trick, rng: random.Random) -> None:
@@ -192,9 +189,8 @@ def misbehave(place: Path, name: str, port: int, seed: str, poisons: bool) -> No
             _knock(port, rng)
         target = Target(f"localhost:{port}", credentials)
         link = Connection(target, Owner(approval=AcceptsAll()), thread=thread)
-        device = Device(link, lambda shape: load_images(place / name, shape), "cpu")
-        device.frames.__class__ = Trickster
-        device.frames.plan(moment, trick, random.Random(rng.random()))
+        device = Trickster(link, lambda shape: load_images(place / name, shape), "cpu")
+        device.plan(moment, trick, random.Random(rng.random()))
         # Some tricks end the connection, some only the round; some moments never come.
         patience = threading.Timer(rng.uniform(4, 12), device.stop)
         patience.start()

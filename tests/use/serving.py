@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net.client.identity import Target
+from semisfl.net.client.connection import Target
 from semisfl.net.client.owner import Approval, Owner
 from semisfl.net.tls import certs
 from semisfl.use.classifier import Classifier

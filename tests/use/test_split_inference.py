@@ -17,7 +17,7 @@ import torch
 
 from semisfl import load
 from semisfl.cli.main import main
-from semisfl.net.client.identity import Target, open_channel
+from semisfl.net.client.connection import Target, open_channel
 from semisfl.net.frames import encode
 from semisfl.net.tls import certs
 from semisfl.use import split_inference

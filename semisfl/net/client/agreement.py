@@ -1,15 +1,15 @@
 """Hold every round to the terms that the device agreed to: a server may ask for less, never for more."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from semisfl.fleet.base import ClientWork
 from semisfl.net.client.member import Member
+from semisfl.net.frames import Frame
 from semisfl.net.headers import WireError
-from semisfl.net.messages import Schemas
 from semisfl.net.ranges import Range
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
@@ -20,6 +20,10 @@ ROUNDING = 1e-9
 REPEATS, MORE_REPEATS = 4, 20
 """A device begins at most REPEATS times the rounds of its terms, and MORE_REPEATS more. A server repeats rounds
 after a restart or a loss of devices, and a round of some methods is begun twice."""
+ROW, BATCH = 10.0, 2.5
+"""Most that the norm of a row of gradients, and of a batch, may be of the features' typical norm. Longer ones
+make one image's part of the bottom that goes back as large as the server likes. Honest ones of the digits
+reach 0.01 for a row and 0.001 for a batch."""
 
 
 def most_begun(config: Config) -> int:
@@ -27,37 +31,30 @@ def most_begun(config: Config) -> int:
     return REPEATS * config.rounds + MORE_REPEATS
 
 
-class BegunRounds:
-    """Count the rounds that this process has begun, by the digest of their terms."""
-
-    def __init__(self) -> None:
-        self._count = Counter[str]()
-
-    def add(self, member: Member) -> None:
-        """Count one more round; raise `PolicyBreach` if it is one too many."""
-        most = most_begun(member.config)
-        if self._count[member.digest] >= most:
-            raise PolicyBreach(
-                f"the server began {most} rounds of a run of {member.config.rounds}, repeats included; "
-                "start the device again if it shall go on"
-            )
-        self._count[member.digest] += 1
-
-
-def check_split(config: Config, fields: Mapping[str, Any], *, with_teacher: bool) -> None:
-    """Raise `PolicyBreach` if a split round differs from the terms in its numbers or its teacher."""
+def check_split(config: Config, frame: Frame) -> None:
+    """Raise `PolicyBreach` if the ``frame`` that begins a split round differs from the terms."""
+    fields = frame.fields
     _check_numbers(config, fields, least_steps=1)
-    own = method_settings(config)
     # A method without this setting decides for each client and round who labels.
-    if (teacher := own.get("client_teacher")) is not None:
+    if (teacher := method_settings(config).get("client_teacher")) is not None:
         _check_equal("ema", fields["ema"], teacher == "ema")
-        _check_equal("teacher", with_teacher, True)
+        _check_equal("teacher", frame.kind == "split", True)
     if fields["ema"]:
         _check_equal("decay", fields["decay"], config.teacher.ema_decay)
+    check_weights(frame.tensors)
 
 
-def check_full(member: Member, work: ClientWork, fields: Mapping[str, Any]) -> None:
-    """Raise `PolicyBreach` for a full-model round that differs from the terms or cannot be done."""
+def check_full(
+    member: Member, works: Mapping[str, ClientWork], fields: Mapping[str, Any]
+) -> ClientWork:
+    """Return the work that a full-model round asks for, one of ``works``.
+
+    Raises `PolicyBreach` if the round differs from the terms or cannot be done.
+    """
+    if (work := works.get(fields["work"])) is None:
+        raise PolicyBreach(
+            f"the server asks for work {fields['work']!r:.40}, not {', '.join(works)}"
+        )
     whole = member.model.whole()
     answers = work.answers.outline(whole.state_dict())
     if empty := [name for name, tensors in answers.items() if not tensors]:
@@ -77,7 +74,8 @@ def check_full(member: Member, work: ClientWork, fields: Mapping[str, Any]) -> N
             )
         _check_equal(name, value, agreed[name])
     for states in (fields["states"], fields["on_request"]):
-        _check_states(member.schemas, states)
+        _check_states(member, states)
+    return work
 
 
 def full_settings(config: Config) -> dict[str, Any]:
@@ -85,14 +83,11 @@ def full_settings(config: Config) -> dict[str, Any]:
     return {"ema_decay": config.teacher.ema_decay, **method_settings(config)}
 
 
-def _check_states(schemas: Schemas, states: Mapping[str, Any]) -> None:
-    try:
-        schemas.states(states)
-    except WireError as error:
-        raise PolicyBreach(f"the server's round cannot be done: {error}") from error
-    for name, tensors in states.items():
-        if not tensors:
-            raise PolicyBreach(f"the server sends {name:.40} without any tensor for a round")
+def method_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of the run's method by name; none if it has no section."""
+    section = lookup.method(config.method).section
+    settings = getattr(config, section, None) if section else None
+    return {} if settings is None else settings.model_dump(mode="json")
 
 
 def check_weights(tensors: Mapping[str, Tensor]) -> None:
@@ -102,11 +97,32 @@ def check_weights(tensors: Mapping[str, Tensor]) -> None:
             raise PolicyBreach(f"the server sends {name:.80} with NaN or Inf; it must be finite")
 
 
-def method_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of the run's method by name; none if it has no section."""
-    section = lookup.method(config.method).section
-    settings = getattr(config, section, None) if section else None
-    return {} if settings is None else settings.model_dump(mode="json")
+@torch.no_grad()
+def check_gradients(gradients: Tensor, features: Tensor) -> None:
+    """Raise `PolicyBreach` if the ``gradients`` [batch, features] of a step are too long, or NaN.
+
+    ``features`` are those that the device sent: the server knows both, so a refusal tells it nothing.
+    """
+    # A small clip makes features short, and gradients shrink on their way through it.
+    typical = max(1.0, float(features.float().pow(2).sum(1).mean().sqrt()))
+    rows = gradients.float().norm(dim=1)
+    longest, together = float(rows.max()), float(rows.pow(2).mean().sqrt())
+    for words, norm, limit in (("a row", longest, ROW), ("a batch", together, BATCH)):
+        if not norm <= limit * typical:
+            raise PolicyBreach(
+                f"gradients of {words} have norm {norm:.3g}, their features {typical:.3g}; "
+                f"at most {limit:g} times as long is accepted"
+            )
+
+
+def _check_states(member: Member, states: Mapping[str, Any]) -> None:
+    try:
+        member.schemas.states(states)
+    except WireError as error:
+        raise PolicyBreach(f"the server's round cannot be done: {error}") from error
+    for name, tensors in states.items():
+        if not tensors:
+            raise PolicyBreach(f"the server sends {name:.40} without any tensor for a round")
 
 
 def _check_numbers(config: Config, fields: Mapping[str, Any], least_steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Connect a client to its server, and connect again whenever the connection breaks."""
+"""A device's connection to its server: it is opened again whenever it breaks, until the run is finished."""
 
 import asyncio
 import logging
@@ -7,38 +7,135 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.net import chunks, messages
-from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
-from semisfl.net.client.identity import Identity, Target
-from semisfl.net.client.lines import brief_logger
+from semisfl.net import chunks, hostport, messages
+from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, cut
 from semisfl.net.client.owner import Owner
-from semisfl.net.client.rejection import FINAL, Rejected
-from semisfl.net.client.stream import Received, Stream
+from semisfl.net.client.rejection import FINAL, TLS_CAUSES, Rejected, plain
 from semisfl.net.frames import encode
-from semisfl.net.links import Fetched
+from semisfl.net.tls import credentials
+from semisfl.net.tls.credentials import Credentials
 from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup
-from semisfl.settings.addresses import split_address
 
-log = brief_logger(__name__)
+log = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 6.0
 DOUBLINGS = 10
 """Doublings of the first delay at most: after a thousand it is no longer a float."""
 PROGRESS_SECONDS = 0.5
+"""Between two reports that a long frame is still arriving."""
 INBOX = 2
-"""Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""
+"""Frames that may wait to be handled. The next ones wait at the server: nothing more is read."""
 ROOM_SECONDS = 0.01
+CROWDED = 2
+"""Answers that may wait to be sent before the device waits for its server to take them."""
 GOODBYE_SECONDS = 1.0
-MOST_VIOLATIONS = 3
-"""A device ends when its server has broken the protocol this often."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server to connect to, and what a device shows it. Refuses plaintext beyond this machine."""
+
+    address: str
+    certificate: Credentials | None
+    insecure_loopback: bool = False
+    """Connect in plaintext, whatever the certificate."""
+    name: str = ""
+    """The device's name in plaintext; a certificate has its own."""
+
+    def __post_init__(self) -> None:
+        hostport.check_target(self.address, self.certificate is not None, self.insecure_loopback)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """Return the certificate to show; None: plaintext."""
+        return None if self.insecure_loopback else self.certificate
+
+
+def open_channel(
+    address: str,
+    certificate: Credentials | None,
+    options: Sequence[tuple[str, int]],
+    kind: Any = grpc,
+) -> Any:
+    """Return a channel of `grpc`, or of `grpc.aio`, that shows the certificate; None: one in plaintext."""
+    if certificate is None:
+        return kind.insecure_channel(address, options=options)
+    files = certificate.authority, certificate.key, certificate.certificate
+    return kind.secure_channel(address, grpc.ssl_channel_credentials(*files), options=options)
+
+
+class Stream:
+    """One stream to the server: the frame that arrives and the answers that wait to be sent.
+
+    Any thread may call `answer` and `beat`, also after the stream has ended.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.assembler = Assembler(in_order=True)
+        self.assembler.limit = messages.WELCOME.limit
+        self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
+        self.drained = asyncio.Event()
+        """Set once everything was sent, or nothing more can be."""
+        self.enrolled = False
+        """Whether the server gave this client its place; set by the thread that trains."""
+        self._loop, self._beaten = loop, time.monotonic()
+
+    @property
+    def welcomed(self) -> bool:
+        """Return whether the server has sent its first frame."""
+        return self.assembler.epoch > 0
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether the server has not taken the last answers yet, while the stream lives."""
+        return self.outbox.qsize() >= CROWDED and not self.drained.is_set()
+
+    def answer(self, ticket: int, parts: Parts) -> None:
+        """Send ``parts``, which must not change any more, as the answer to the question ``ticket``."""
+        self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, parts))
+
+    def beat(self, ticket: int) -> None:
+        """Tell the server that ``ticket`` is still being worked on."""
+        if not self.crowded:
+            self.answer(ticket, [])
+
+    def feed(self, chunk: bytes) -> "Received | None":
+        """Return a frame once it is complete. Answer a heartbeat; report now and then that a long frame arrives.
+
+        Sent bytes may wait in many buffers: only the receiver knows that they still arrive.
+        """
+        beats = self.assembler.beats
+        _, complete = self.assembler.feed(chunk)
+        if complete is not None:
+            if not self.welcomed:
+                self.assembler.epoch = PREFIX.unpack_from(chunk)[1]
+            return Received(self, *complete)
+        now, ticket = time.monotonic(), self.assembler.ticket
+        if self.assembler.beats > beats:
+            self.beat(0)
+        elif ticket and now - self._beaten >= PROGRESS_SECONDS:
+            self._beaten = now
+            self.beat(ticket)
+        return None
+
+
+@dataclass(frozen=True)
+class Received:
+    """A frame's bytes, with the stream and the ticket that it came with."""
+
+    stream: Stream
+    ticket: int
+    data: bytearray
 
 
 class Connection:
@@ -52,38 +149,42 @@ class Connection:
         allow_methods: Collection[str] = (),
         thread: LoopThread | None = None,
     ) -> None:
+        """Connect in the background.
+
+        Args:
+            owner: the limits of the device's owner.
+            allow_methods: methods of other packages (``package.module:Class``) that a server may ask for,
+                besides those that are installed under a name.
+            thread: the event loop to use; None: one of its own.
+        """
         self.owner = owner or Owner()
         self.methods = frozenset(lookup.METHODS.names()) | frozenset(allow_methods)
-        """Methods that a server may ask for: installed under a name, or allowed by the operator."""
         self.outgoing = Outgoing(self.owner.policy, encode, unpredictable=True)
-        """Makes every frame that this client sends."""
+        """Makes every frame that this device sends."""
         self.run = ""
-        """The run this client belongs to, once it was welcomed to one."""
+        """The run this device belongs to, once it was welcomed to one."""
         self.over = threading.Event()
         """Set once the server has reported that the run is finished."""
         self.losses = 0
+        """Streams that broke after a welcome."""
         self.sent = self.received = 0
         """Bytes of all streams so far, framing included."""
-        self._address = target.address
-        self._name = target.name
-        self._instance = secrets.token_hex(8)
-        self._attempts = 0
+        self._address, self._name = target.address, target.name
+        self._certificate = target.credentials
+        self._instance, self._attempts = secrets.token_hex(8), 0
         self._failures = 0
-        """Attempts since the server last gave this client its place."""
-        self._violations = 0
-        self._options = chunks.options()
+        """Attempts since the server last gave this device its place."""
         # Before Python 3.13 a signal at the wrong moment makes the wait of a SimpleQueue endless.
         self._inbox: queue.Queue[Received | Exception | None] = queue.Queue()
         self._jitter = random.SystemRandom()
         self._thread = thread or LoopThread("semisfl-client")
         self._owns_thread = thread is None
         self._current: Stream | None = None
-        self._identity = Identity(target.address, target.credentials)
         self._task = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._thread.loop)
 
     @property
     def connected(self) -> bool:
-        """Return whether a server has welcomed this client and the stream is open."""
+        """Return whether a server has welcomed this device and the stream is open."""
         return self._current is not None
 
     def receive(self, seconds: float) -> Received | None:
@@ -97,33 +198,33 @@ class Connection:
         return item
 
     def close(self, seconds: float = 5.0) -> None:
-        """Say goodbye: send what is queued, close, and stop trying."""
+        """Say goodbye: send what is queued, for at most ``seconds``, close, and stop trying."""
         self._thread.call(self._goodbye(seconds))
-        if self._owns_thread:
-            self._thread.stop()
+        self.kill()
 
     def kill(self) -> None:
-        """Drop the connection without a goodbye, as a crash would; for tests."""
+        """Drop the connection without a goodbye, as a crash would."""
         self._thread.call(self._drop())
         if self._owns_thread:
             self._thread.stop()
 
     async def _goodbye(self, seconds: float) -> None:
-        stream = self._current
-        if stream is not None:
-            stream.outbox.put_nowait(None)
-            try:
-                await asyncio.wait_for(stream.drained.wait(), seconds)
-            except TimeoutError:
-                log.warning("could not send the last answer within %g s", seconds)
-            # Wait for the server to end the stream: else it takes the goodbye for a lost connection.
-            await asyncio.wait([asyncio.wrap_future(self._task)], timeout=GOODBYE_SECONDS)
-        await self._drop()
+        if (stream := self._current) is None:
+            return
+        stream.outbox.put_nowait(None)
+        try:
+            await asyncio.wait_for(stream.drained.wait(), seconds)
+        except TimeoutError:
+            log.warning("could not send the last answer within %g s", seconds)
+        # Wait for the server to end the stream: else it takes the goodbye for a lost connection.
+        await asyncio.wait([asyncio.wrap_future(self._task)], timeout=GOODBYE_SECONDS)
 
     async def _drop(self) -> None:
         task = asyncio.wrap_future(self._task)
         self._task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    # --- attempts --------------------------------------------------------------------------------
 
     async def _stay_connected(self) -> None:
         try:
@@ -136,103 +237,72 @@ class Connection:
 
     async def _until_over(self) -> None:
         while True:
-            self._identity.renew()
-            self._identity.check()
-            welcomed, code, reason = await self._attempt()
+            self._renew_certificate()
+            if self._certificate and (fault := credentials.expired(self._certificate)):
+                raise Rejected(fault)
+            stream = Stream(asyncio.get_running_loop())
+            code, reason = await self._attempt(stream)
             if code is grpc.StatusCode.OK:
                 return
-            if self._violations >= MOST_VIOLATIONS:
-                raise Rejected(f"{self._address}, {self._violations} times: {reason}", "refused")
-            if code in FINAL and not self._identity.renew():
+            if code in FINAL and not self._renew_certificate():
                 raise Rejected.by_server(self._address, code, reason)
-            if not welcomed:
-                reason = await self._identity.look_into(reason)
-            self.losses += welcomed
-            self._failures += 1
-            await self._pause(reason)
+            self.losses += stream.welcomed
+            self._failures = 1 if stream.enrolled else self._failures + 1
+            delay, reason = self._delay(), plain(reason)
+            if self._certificate and not stream.welcomed:
+                reason = f"{reason}; {TLS_CAUSES}"
+            level = logging.WARNING if self._failures == 1 else logging.INFO
+            text = "no connection to %s (%s); next attempt in %.1f s"
+            log.log(level, text, self._address, reason, delay)
+            await asyncio.sleep(delay)
+
+    def _renew_certificate(self) -> bool:
+        """Read the certificate's files again; return whether they were renewed."""
+        if (before := self._certificate) is None:
+            return False
+        try:
+            self._certificate = credentials.newest(before)
+        except CertError as error:
+            log.warning("%s; going on with the certificate read before", error)
+        if self._certificate is before:
+            return False
+        log.info("new %s: used from now on", before.label)
+        return True
 
     def _delay(self) -> float:
         """Return the seconds until the next attempt."""
-        # Half of the delay is random: a server's clients must not all return at the same moment.
+        # Half of the delay is random: a server's devices must not all return at the same moment.
         longest = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(self._failures, DOUBLINGS))
         return longest * self._jitter.uniform(0.5, 1)
 
-    async def _pause(self, reason: str) -> None:
-        delay = self._delay()
-        level = logging.WARNING if self._failures == 1 else logging.INFO
-        log.log(
-            level, "no connection to %s (%s); next attempt in %.1f s", self._address, reason, delay
-        )
-        await asyncio.sleep(delay)
-
-    async def _attempt(self) -> tuple[bool, grpc.StatusCode, str]:
-        """Connect once. Any error counts as a lost connection, unless this task is cancelled."""
-        try:
-            return await self._connect()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return False, grpc.StatusCode.UNAVAILABLE, "the call was cancelled"
-        except Exception as error:
-            log.warning("unexpected error in the connection to %s: %r", self._address, error)
-            return False, grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}"
-
-    async def _connect(self) -> tuple[bool, grpc.StatusCode, str]:
-        """Connect and serve until the end; return whether it was welcomed and how it ended."""
-        stream = Stream(asyncio.get_running_loop())
-        fetched = Fetched(split_address(self._address)[1])
-        channel = self._identity.channel(self._options)
+    async def _attempt(self, stream: Stream) -> tuple[grpc.StatusCode, str]:
+        """Connect and serve the stream to its end; return how it ended. Any error counts as a lost connection."""
+        channel = open_channel(self._address, self._certificate, chunks.options(), grpc.aio)
+        lost = grpc.StatusCode.UNAVAILABLE
         try:
             call = channel.stream_stream(chunks.METHOD)()
             writer = asyncio.create_task(self._write(stream, call))
             try:
-                await self._read_watched(stream, call, fetched)
-            except Violation as error:
-                self._violations += 1
-                return True, grpc.StatusCode.UNAVAILABLE, f"the server broke the protocol: {error}"
-            except TimeoutError:
-                return (
-                    self._welcomed(stream),
-                    grpc.StatusCode.UNAVAILABLE,
-                    f"nothing arrived for {chunks.SILENCE_SECONDS:g} s",
-                )
+                await self._read(stream, call)
             except grpc.aio.AioRpcError:
-                pass
+                pass  # its code is read below
             finally:
                 self._current = None
-                if stream.enrolled:
-                    self._failures = 0
                 stream.drained.set()
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
-            return (
-                self._welcomed(stream),
-                await call.code(),
-                await call.details() or "connection lost",
-            )
+            return await call.code(), await call.details() or "connection lost"
+        except TimeoutError:
+            return lost, f"nothing arrived for {chunks.SILENCE_SECONDS:g} s"
+        except asyncio.CancelledError:
+            # gRPC also raises this for a call that the server cancelled.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            return lost, "the call was cancelled"
+        except Exception as error:
+            return lost, f"{type(error).__name__}: {error}"
         finally:
             await channel.close()
-
-    @staticmethod
-    def _welcomed(stream: Stream) -> bool:
-        return stream.assembler.epoch > 0
-
-    async def _read_watched(
-        self, stream: Stream, call: grpc.aio.StreamStreamCall, fetched: Fetched
-    ) -> None:
-        """Read until the end; raise `Violation` if the server sends masses of what are no messages."""
-        reading = asyncio.create_task(self._read(stream, call))
-        received, sent = self.received, self.sent
-        try:
-            while not (await asyncio.wait([reading], timeout=fetched.pause))[0]:
-                ours = self.received - received, self.sent - sent
-                if (flood := fetched.end_flood(*ours)) is not None:
-                    raise Violation(flood)
-            await reading
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
 
     async def _read(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         loop = asyncio.get_running_loop()
@@ -240,32 +310,13 @@ class Connection:
             while (chunk := await call.read()) is not grpc.aio.EOF:
                 self.received += len(chunk)
                 silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
-                beats = stream.assembler.beats
-                complete = stream.feed(chunk)
-                if complete is None:
-                    self._show_life(stream, answer=stream.assembler.beats > beats)
+                if (received := stream.feed(chunk)) is None:
                     continue
-                if not stream.assembler.epoch:
-                    stream.assembler.epoch = PREFIX.unpack_from(chunk)[1]
-                    self._current = stream
-                self._inbox.put(Received(stream, *complete))
+                self._current = stream
+                self._inbox.put(received)
                 while self._inbox.qsize() >= INBOX:
                     await asyncio.sleep(ROOM_SECONDS)
                     silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
-
-    def _show_life(self, stream: Stream, answer: bool) -> None:
-        """Answer a heartbeat, or report from time to time that a long frame is still arriving.
-
-        Sent bytes may wait in many buffers: only the receiver knows that they still arrive.
-        """
-        now = time.monotonic()
-        if stream.crowded:
-            return
-        if answer:
-            stream.outbox.put_nowait((0, []))
-        elif stream.assembler.ticket and now - stream.beaten >= PROGRESS_SECONDS:
-            stream.beaten = now
-            stream.outbox.put_nowait((stream.assembler.ticket, []))
 
     async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         self._attempts += 1
@@ -277,12 +328,9 @@ class Connection:
             self._attempts,
             self.outgoing.own,
         )
-        await self._send(call, 0, 0, [b"".join(self.outgoing.frame("hello", fields))])
+        await self._send(call, 0, 0, self.outgoing.frame("hello", fields))
         while (item := await stream.outbox.get()) is not None:
-            ticket, parts = item
-            if parts:
-                stream.useless.answered()
-            await self._send(call, stream.assembler.epoch, ticket, parts)
+            await self._send(call, stream.assembler.epoch, *item)
         await call.done_writing()
         stream.drained.set()
 

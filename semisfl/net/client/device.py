@@ -1,41 +1,56 @@
-"""Serve a server's questions in a client's process; its images never leave it.
+"""A device: it answers a server's questions, and its images never leave it.
 
-The client is a block of one: the engine that simulates a hundred clients computes this one's part,
+The device is a block of one client: the engine that simulates a hundred clients computes this one's part,
 so a run over the network and a simulated one do the same arithmetic.
 """
 
+import logging
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
 
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork
 from semisfl.fleet.caps import Price
+from semisfl.fleet.outgoing import Cleared
 from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
-from semisfl.net.client.connection import Connection
-from semisfl.net.client.frame_io import FrameIO
-from semisfl.net.client.full_round import ClientFullRound, Interrupted, refusing
-from semisfl.net.client.lines import brief_logger
+from semisfl.net.client.connection import Connection, Received, Stream
+from semisfl.net.client.full_round import ClientFullRound, Interrupted
 from semisfl.net.client.member import Images, Member
-from semisfl.net.client.rejection import Rejected
-from semisfl.net.client.split_round import ClientSplitRounds
-from semisfl.net.client.stream import Received
-from semisfl.net.frames import Frame
+from semisfl.net.client.rejection import Rejected, plain
+from semisfl.net.client.split_round import ClientSplitRound
+from semisfl.net.frames import Frame, Schema, decode
+from semisfl.net.headers import WireError
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
+from semisfl.settings.config import ConfigError
 from semisfl.settings.counts import counted
 from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
 
-log = brief_logger(__name__)
+log = logging.getLogger(__name__)
 
 CONNECTING = "connecting"
 WAITING = "waiting for a round"
+WAIT_SECONDS = 0.02
+"""Between two looks at whether the server has taken the last answers."""
+OWN_FAULTS = (
+    *(OSError, MemoryError, torch.OutOfMemoryError, ConfigError),
+    getattr(torch, "AcceleratorError", MemoryError),  # torch 2.7 has none
+)
+"""Failures of the device itself, not of what a server sent."""
 
 
 class Device:
-    """Serve rounds until the run is finished or `stop` is called."""
+    """Answer the questions of a server until the run is finished or `stop` is called.
+
+    A subclass or a test may replace `decode` and `answer`, through which every frame passes.
+    """
 
     def __init__(
         self,
@@ -44,21 +59,27 @@ class Device:
         device: str = "auto",
         stop: StopFlag | None = None,
     ) -> None:
+        """Take the open ``connection`` and the function that loads the images in the shape of a run."""
         self.rounds = 0
-        """Rounds this client did its part of to the end."""
-        self._doing = CONNECTING
-        self._stopped_while: str | None = None
+        """Rounds this device did its part of to the end."""
         self.finished = False
         """Whether the device ended because the server reported that the run is finished."""
-        self._connection = connection
-        self._allowance = connection.owner.allowance
-        self._images = images
-        self._works: Mapping[str, ClientWork] = {}
-        self._device = device
+        self.joined: Member | None = None
+        """The device's part in a run, once it has accepted the terms."""
+        self.outgoing = connection.outgoing
+        self.beginnings: Mapping[str, Schema] = {}
+        """The frames that begin a round of the accepted method: no other may be asked for."""
+        self.stream: Stream | None = None
+        """The stream of the last frame."""
+        self._connection, self._allowance = connection, connection.owner.allowance
+        self._images, self._device = images, device
         self._stop = stop or StopFlag()
-        self.frames = FrameIO(connection, self._stop)
-        self._split_rounds = ClientSplitRounds(self.frames)
-        self._begun = agreement.BegunRounds()
+        self._expected: Mapping[str, Schema] = {}
+        self._works: Mapping[str, ClientWork] = {}
+        self._begun = Counter[str]()
+        """Rounds begun by the digest of their terms, repeated ones included."""
+        self._split_round: ClientSplitRound | None = None
+        self._doing, self._stopped_while = CONNECTING, ""
         self._steps: Mapping[str, Callable[[Received, Frame], None]] = {
             "welcome": self._welcome,
             "enrolled": self._enrolled,
@@ -67,6 +88,11 @@ class Device:
             "gradients": self._gradients,
             "full": self._full,
         }
+
+    @property
+    def member(self) -> Member:
+        assert self.joined is not None, "the first frame of any connection is a welcome"
+        return self.joined
 
     @property
     def doing(self) -> str:
@@ -82,8 +108,7 @@ class Device:
     @property
     def image_count(self) -> tuple[int, int]:
         """Return how many images the device trains with, and how many could not be read."""
-        member = self.frames.joined
-        return (len(member.images), member.skipped) if member else (0, 0)
+        return (len(self.joined.images), self.joined.skipped) if self.joined else (0, 0)
 
     @property
     def bits_per_image(self) -> float:
@@ -99,15 +124,15 @@ class Device:
         received: Received | None = None
         try:
             while True:
-                received = question = received or self.frames.receive()
+                received = question = received or self.receive()
                 try:
-                    self._handle(question)
+                    self.handle(question)
                     received = None
                 except Interrupted as interruption:
                     received = interruption.received
-                    self.frames.expect_round()  # nothing more of the round that it ends
+                    self.expect_round()  # nothing more of the round that it ends
                 except PolicyBreach as breach:
-                    self.frames.answer(question, "refusal", {"reason": breach.to_server})
+                    self.answer(question, "refusal", {"reason": breach.to_server})
                     reason = f"this device's policy ends its part: {breach}"
                     raise Rejected(reason, "policy") from breach
         except Stopped:
@@ -117,10 +142,74 @@ class Device:
         finally:
             self._connection.close()
 
-    def _handle(self, received: Received) -> None:
-        frame = self.frames.decode(received)
-        if frame is not None:
-            self._steps[frame.kind.partition(":")[0]](received, frame)
+    # --- questions and answers -------------------------------------------------------------------
+
+    def receive(self) -> Received:
+        """Return the next frame; raise `Stopped` if there will be none."""
+        if self.joined is not None:
+            self.joined.hardware.streams.before_waiting()
+        while not self._stop.requested and not self._connection.over.is_set():
+            received = self._connection.receive(0.2)
+            if received is not None:
+                return received
+        raise Stopped
+
+    def handle(self, received: Received) -> None:
+        """Answer one question; raise `PolicyBreach` if that fails on what the server sent."""
+        frame = self.decode(received)
+        if frame is None:
+            return
+        step = self._steps[frame.kind]
+        if frame.kind in ("welcome", "enrolled"):
+            return step(received, frame)
+        try:
+            step(received, frame)
+        except (Interrupted, PolicyBreach, Rejected, WireError, *OWN_FAULTS):
+            raise
+        except Exception as error:  # after a restart it would fail again
+            reason = " ".join(str(error).split())
+            raise PolicyBreach(
+                f"the server's round cannot be done: {type(error).__name__}: {reason:.200}"
+            ) from error
+
+    def decode(self, received: Received) -> Frame | None:
+        """Return the frame; None if it is not expected now or not valid."""
+        if received.stream is not self.stream:
+            # Another connection: it starts with a welcome, whatever the last one was about.
+            self.stream = received.stream
+            self._expected = {"welcome": messages.WELCOME}
+        try:
+            # Each frame has its own buffer here, so its tensors may stay in it.
+            return decode(received.data, self._expected, copy=False)
+        except WireError as error:
+            log.error("ignored a frame of the server: %s", plain(str(error)))
+            return None
+
+    def expect(self, expected: Mapping[str, Schema]) -> None:
+        """Accept these frames from now on, and no other."""
+        assert self.stream is not None
+        self._expected = expected
+        self.stream.assembler.limit = max(schema.limit for schema in expected.values())
+
+    def expect_round(self, **more: Schema) -> None:
+        """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""
+        self.expect({**self.beginnings, **more})
+
+    def answer(
+        self,
+        received: Received,
+        kind: str,
+        fields: Mapping[str, Any],
+        cleared: Cleared | None = None,
+        codecs: Mapping[str, str] | str = "fp32",
+        *,
+        copy: bool = True,
+    ) -> None:
+        """Send an answer. ``copy``: training may change its tensors before the last byte is sent."""
+        while received.stream.crowded and not self._stop.requested:
+            time.sleep(WAIT_SECONDS)
+        parts = self.outgoing.frame(kind, fields, cleared, codecs)
+        received.stream.answer(received.ticket, [b"".join(parts)] if copy else parts)
 
     # --- joining ---------------------------------------------------------------------------------
 
@@ -128,87 +217,87 @@ class Device:
         self._doing = "checking the terms"
         # The terms themselves count at every connection, not the name of the run that comes with them.
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
-        frames = self.frames
-        if frames.joined is None or frames.joined.terms != terms:
+        if self.joined is None or self.joined.terms != terms:
             placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError
             self._connection.owner.approval.check(terms.digest)
             # Its images and model leave the memory before those of the new terms come.
-            frames.joined = None
-            frames.outgoing.agree(terms.config)
+            self.joined = None
+            self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
-            hardware = Hardware(self._device, terms.config.runtime)
             self._doing = "loading its images"
-            frames.joined = Member(terms, self._images, hardware)
-            schemas = frames.joined.schemas
+            hardware = Hardware(self._device, terms.config.runtime)
+            self.joined = Member(terms, self._images, hardware)
+            schemas = self.joined.schemas
             split = {"split": schemas.split, "split_alone": schemas.split_alone}
-            frames.beginnings = {"full": messages.FULL} if self._works else split
+            self.beginnings = {"full": messages.FULL} if self._works else split
             self._connection.run = terms.run
-        member = frames.member
-        self._allowance.check(frames.outgoing.policy, self._price(member.config.clients.steps))
-        frames.expect({"enrolled": messages.ENROLLED})
+        member = self.member
+        self._allowance.check(self.outgoing.policy, self._price(member.config.clients.steps))
+        self.expect({"enrolled": messages.ENROLLED})
         # A round may begin before this thread has looked at "enrolled": leave room for it now.
-        received.stream.assembler.limit = max(one.limit for one in frames.beginnings.values())
+        received.stream.assembler.limit = max(one.limit for one in self.beginnings.values())
         ready = {"images": len(member.images), "skipped": member.skipped}
-        frames.answer(received, "ready", {"model": member.schemas.digest, **ready})
-
-    def _price(self, steps: int) -> Price:
-        """Return what a round of ``steps`` takes of the caps."""
-        if self._works:  # no features leave, but each round's model is made of every image
-            return Price(len(self.frames.member.images))
-        return Price.of_split(self.frames.outgoing.policy, steps, self.frames.member.held)
+        self.answer(received, "ready", {"model": member.schemas.digest, **ready})
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         ranges.check("client", frame.fields["client"], ranges.CLIENTS)
         received.stream.enrolled = True
-        self.frames.member.enrol(frame.fields["client"], self._stop, self.frames.outgoing)
+        self.member.enrol(frame.fields["client"], self._stop, self.outgoing)
         log.info(
             "taking part as client %d with %s",
-            self.frames.member.client,
-            counted(len(self.frames.member.images), "image"),
+            self.member.client,
+            counted(len(self.member.images), "image"),
         )
         self._doing = WAITING
-        self.frames.expect_round()
+        self.expect_round()
 
     # --- rounds ----------------------------------------------------------------------------------
 
+    def _price(self, steps: int) -> Price:
+        """Return what a round of ``steps`` takes of the caps."""
+        if self._works:  # no features leave, but each round's model is made of every image
+            return Price(len(self.member.images))
+        return Price.of_split(self.outgoing.policy, steps, self.member.held)
+
     def _begin_round(self, fields: Mapping[str, Any]) -> None:
-        """Spend a round of the caps before anything of it is sent, and log what is spent."""
-        self._begun.add(self.frames.member)
+        """Count a round, on disk before anything of it is sent, and log what was sent so far."""
+        member, policy = self.member, self.outgoing.policy
+        self._begun[member.digest] += 1
+        if self._begun[member.digest] > (most := agreement.most_begun(member.config)):
+            raise PolicyBreach(
+                f"the server began {most} rounds of a run of {member.config.rounds}, repeats included; "
+                "start the device again if it shall go on"
+            )
         self._doing = f"training in round {fields['round'] + 1}"
         price = self._price(fields["steps"])
-        self._allowance.take(self.frames.outgoing.policy, price)
+        self._allowance.take(policy, price)
         spent = self._allowance.total
         if self.rounds == 0 or math.isfinite(spent.bits):
-            log.info("%s", spent.words(self.frames.outgoing.policy, price.images))
+            log.info("%s", spent.words(policy, price.images))
 
     def _end_round(self) -> None:
         self.rounds += 1
         self._doing = WAITING
 
     def _split(self, received: Received, frame: Frame) -> None:
-        with_teacher = frame.kind == "split"
-        agreement.check_split(self.frames.member.config, frame.fields, with_teacher=with_teacher)
-        agreement.check_weights(frame.tensors)
+        agreement.check_split(self.member.config, frame)
         self._begin_round(frame.fields)
-        with refusing():
-            self._split_rounds.begin(received, frame)
+        self._split_round = ClientSplitRound(self, frame)
+        self._split_round.send_features(received)
 
     def _gradients(self, received: Received, frame: Frame) -> None:
-        with refusing():
-            last = self._split_rounds.step(received, frame)
-        if last:
-            self.frames.expect_round()
-            self._end_round()
-            self._split_rounds.send_bottom(received)
+        split_round = self._split_round
+        assert split_round is not None, "gradients are expected in a split round alone"
+        if not split_round.descend(frame):
+            return
+        if not split_round.over:
+            return split_round.send_features(received)
+        self.expect_round()
+        self._end_round()
+        split_round.send_bottom(received)
 
     def _full(self, received: Received, frame: Frame) -> None:
-        fields = frame.fields
-        work = self._works.get(fields["work"])
-        if work is None:
-            known = ", ".join(self._works)
-            log.error("the server asks for work %r; known here: %s", fields["work"], known)
-            return
-        agreement.check_full(self.frames.member, work, fields)
-        self._begin_round(fields)
-        ClientFullRound(self.frames, received, fields["round"]).train(work, fields)
+        work = agreement.check_full(self.member, self._works, frame.fields)
+        self._begin_round(frame.fields)
+        ClientFullRound(self, received, frame.fields["round"]).train(work, frame.fields)
         self._end_round()

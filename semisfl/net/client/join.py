@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -10,10 +11,8 @@ import torch
 
 from semisfl.data import decode, folder
 from semisfl.models.shapes import Shape
-from semisfl.net.client.connection import Connection
+from semisfl.net.client.connection import Connection, Target
 from semisfl.net.client.device import Device
-from semisfl.net.client.identity import Target
-from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.report import Report
@@ -24,7 +23,7 @@ from semisfl.settings.config import ConfigError
 from semisfl.settings.counts import counted
 from semisfl.stopping import StopFlag
 
-log = brief_logger(__name__)
+log = logging.getLogger(__name__)
 
 NAMED = 3
 """Unreadable images that are named."""

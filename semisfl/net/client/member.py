@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from semisfl.engine.hardware import Hardware
-from semisfl.fleet.base import SplitRound
 from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.caps import Held
 from semisfl.fleet.outgoing import Outgoing
@@ -28,12 +27,10 @@ class Member:
     """Hold what a client needs in every round of one run."""
 
     block: ClientBlock
-    plan: SplitRound
 
     def __init__(self, terms: Terms, load: Images, hardware: Hardware) -> None:
         self.config = terms.config
         self.hardware = hardware
-        self.step = 0
         self.client = -1
         self.terms, self.digest = terms, terms.digest
         built = build_model(terms.config, terms.shape, terms.classes, projector="none")

@@ -1,9 +1,11 @@
-"""Say why a client cannot take part when another attempt cannot help."""
+"""Why a device cannot take part or connect, in one printable line."""
+
+from typing import Any
 
 import grpc
 
+from semisfl.files import printable
 from semisfl.net import messages
-from semisfl.net.client.lines import plain
 
 FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -14,15 +16,21 @@ FINAL = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 """Answers of a server that another attempt cannot change."""
-LONGEST_REASON = 600
+LONGEST = 600
+"""Characters of a reason."""
+TLS_CAUSES = (
+    "if the server runs: a certificate or clock is wrong (`semisfl certs list`), the server's certificate has "
+    "another host name or authority, or this is not the port of `semisfl serve`"
+)
+"""gRPC reports little of a failed TLS handshake, so a device names the usual causes."""
 
 
 class Rejected(ValueError):
-    """Raised when this client cannot take part and another attempt cannot help; the message says why."""
+    """Raised when this device cannot take part and another attempt cannot help; the message says why."""
 
     def __init__(self, reason: str, kind: str = "setup") -> None:
         """Take ``kind``: setup (to be fixed on this device), refused, revoked or policy."""
-        super().__init__(plain(reason, LONGEST_REASON))
+        super().__init__(plain(reason))
         self.kind = kind
 
     @classmethod
@@ -34,11 +42,29 @@ class Rejected(ValueError):
                 "`semisfl classify`",
                 "refused",
             )
-        return cls(f"{address} refuses this client: {reason}", kind_of(reason))
+        kind = "policy" if reason.startswith(messages.BY_POLICY) else "refused"
+        kind = "revoked" if reason.endswith(messages.REVOKED) else kind
+        return cls(f"{address} refuses this client: {reason}", kind)
 
 
-def kind_of(reason: str) -> str:
-    """Return the kind of a server's refusal."""
-    if reason.endswith(messages.REVOKED):
-        return "revoked"
-    return "policy" if reason.startswith(messages.BY_POLICY) else "refused"
+def plain(text: str) -> str:
+    """Return a server's ``text`` as one printable line of at most LONGEST characters.
+
+    A longer text loses its middle: its end says what to do.
+    """
+    if len(text) > LONGEST:
+        text = f"{text[: 2 * LONGEST // 3]}…{text[-LONGEST // 3 + 1 :]}"
+    return printable(" ".join(text.split()))
+
+
+def explained(error: Any, address: str, *, secure: bool) -> Exception:
+    """Return the exception to raise for the failed call ``error`` (a `grpc.RpcError`) to ``address``.
+
+    `OSError` if the server could not be reached, also where a TLS handshake failed (``secure``: the call
+    used TLS); `Rejected` if the server refused.
+    """
+    code, details = error.code(), error.details() or ""
+    if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return Rejected.by_server(address, code, details)
+    causes = f" ({TLS_CAUSES})" if secure else ""
+    return OSError(plain(f"no answer from {address}: {details}") + causes)

@@ -1,30 +1,30 @@
-"""Run a client's side of a split round: features at every step, the bottom after the last one."""
+"""A device's side of a split round: features at every step, the trained bottom after the last one."""
+
+import logging
+from typing import TYPE_CHECKING
 
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.packing import separated
-from semisfl.net.client.frame_io import FrameIO
-from semisfl.net.client.gradient_checks import gradient_excess
-from semisfl.net.client.lines import brief_logger
-from semisfl.net.client.stream import Received
+from semisfl.net.client.agreement import check_gradients
+from semisfl.net.client.connection import Received
 from semisfl.net.frames import Frame
-from semisfl.settings.policy import PolicyBreach
 
-log = brief_logger(__name__)
+if TYPE_CHECKING:
+    from semisfl.net.client.device import Device
+
+log = logging.getLogger(__name__)
 
 
-class ClientSplitRounds:
-    """Train with a server's gradients."""
+class ClientSplitRound:
+    """One split round. The device hands it every gradient, and lets it send what answers it."""
 
-    def __init__(self, frames: FrameIO) -> None:
-        self._frames = frames
-
-    def begin(self, received: Received, frame: Frame) -> None:
-        """Take the weights of a round and send the features of its first step."""
-        member, fields = self._frames.member, frame.fields
-        states = separated(frame.tensors, ["bottom", "teacher"])
-        member.plan = SplitRound(
+    def __init__(self, device: "Device", frame: Frame) -> None:
+        """Take the weights of the ``frame`` that begins the round."""
+        self._device, self._member = device, device.member
+        fields, states = frame.fields, separated(frame.tensors, ["bottom", "teacher"])
+        self._plan = SplitRound(
             fields["round"],
-            (member.client,),
+            (self._member.client,),
             fields["steps"],
             fields["lr"],
             states["bottom"],
@@ -32,46 +32,44 @@ class ClientSplitRounds:
             teacher_for=None if states["teacher"] else frozenset(),
             teacher_decay=fields["decay"] if fields["ema"] else None,
         )
-        member.step = 0
-        member.block.start_round(member.plan)
-        self._frames.expect_round(gradients=member.schemas.gradients)
-        self._send_features(received)
+        self._step = 0
+        self._member.block.start_round(self._plan)
+        device.expect_round(gradients=self._member.schemas.gradients)
 
-    def _send_features(self, received: Received) -> None:
-        member = self._frames.member
-        wire = member.config.wire
-        with member.hardware.step():
-            features = member.block.forward()
+    @property
+    def over(self) -> bool:
+        """Return whether every step of the round is done."""
+        return self._step >= self._plan.steps
+
+    def send_features(self, received: Received) -> None:
+        """Answer ``received`` with the features of the current step."""
+        wire = self._member.config.wire
+        with self._member.hardware.step():
+            features = self._member.block.forward()
         self._sent = features.cleared.tensors["student"]
-        self._frames.answer(
+        self._device.answer(
             received,
             "features",
-            {"round": member.plan.index, "step": member.step},
+            {"round": self._plan.index, "step": self._step},
             features.cleared,
             {"student": wire.student_features, "teacher": wire.teacher_features},
             copy=False,
         )
 
-    def step(self, received: Received, frame: Frame) -> bool:
-        """Apply the gradients of one step and send the next features; return whether it was the last."""
-        member = self._frames.member
-        if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
+    def descend(self, frame: Frame) -> bool:
+        """Train with the gradients of the current step; return False for those of another step."""
+        if (frame.fields["round"], frame.fields["step"]) != (self._plan.index, self._step):
             log.warning("gradients of another step were ignored")
             return False
         gradients = frame.tensors["gradients"]
-        if (excess := gradient_excess(gradients, self._sent)) is not None:
-            raise PolicyBreach(excess)
-        with member.hardware.step():
-            member.block.backward(gradients.to(member.hardware.device))
-        member.step += 1
-        if member.step < member.plan.steps:
-            self._send_features(received)
-            return False
+        check_gradients(gradients, self._sent)
+        with self._member.hardware.step():
+            self._member.block.backward(gradients.to(self._member.hardware.device))
+        self._step += 1
         return True
 
     def send_bottom(self, received: Received) -> None:
-        """Send the trained bottom, which ends the round."""
-        member = self._frames.member
-        (bottom,) = member.block.bottoms().values()
-        about, codec = {"round": member.plan.index}, member.config.wire.models
-        self._frames.answer(received, "bottom", about, bottom.under("bottom"), codec)
+        """Answer the last gradients with the trained bottom, which ends the round."""
+        (bottom,) = self._member.block.bottoms().values()
+        about, codec = {"round": self._plan.index}, self._member.config.wire.models
+        self._device.answer(received, "bottom", about, bottom.under("bottom"), codec)
