@@ -288,8 +288,8 @@ def test_a_false_loss_is_left_out_and_the_run_goes_on(
         attacker = net.clients[4].device
 
         class FalseRound(ClientFullRound):
-            def upload(self, numbers: Any, states: Any) -> None:
-                super().upload({**numbers, number: 1e6} if number in numbers else numbers, states)
+            def _upload(self, numbers: Any, states: Any) -> None:
+                super()._upload({**numbers, number: 1e6} if number in numbers else numbers, states)
 
         def round_of(frames: Any, *parts: Any) -> ClientFullRound:
             return (FalseRound if frames is attacker else ClientFullRound)(frames, *parts)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
 from semisfl.net import chunks
-from semisfl.net.client.connection import Connection, Stream
+from semisfl.net.client import connection
+from semisfl.net.client.connection import Stream, open_channel
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame
@@ -255,15 +255,14 @@ def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.M
 def test_an_unexpected_error_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client must never stop trying because of something nobody thought of."""
     config = tiny(1, rounds=1)
-    connect = Connection._connect
     failures = [RuntimeError("nobody thought of this"), asyncio.CancelledError()]
 
-    async def sometimes(self: Connection) -> tuple[bool, grpc.StatusCode, str]:
+    def sometimes(*how: Any) -> Any:
         if failures:
             raise failures.pop()
-        return await connect(self)
+        return open_channel(*how)
 
-    monkeypatch.setattr(Connection, "_connect", sometimes)
+    monkeypatch.setattr(connection, "open_channel", sometimes)
     with network(config) as net:
         net.enrol(0)
     assert not failures

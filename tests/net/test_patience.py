@@ -92,7 +92,7 @@ def test_a_state_is_fetched_at_most_once_a_round(
 
     def greedy(self: OnRequest, name: str) -> dict:
         state = original(self, name)
-        for _ in range(3 if self._full_round._frames.member.client == 1 else 0):
+        for _ in range(3 if self._full_round._device.member.client == 1 else 0):
             original(self, name)
         return state
 

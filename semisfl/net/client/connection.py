@@ -277,21 +277,12 @@ class Connection:
 
     async def _attempt(self, stream: Stream) -> tuple[grpc.StatusCode, str]:
         """Connect and serve the stream to its end; return how it ended. Any error counts as a lost connection."""
-        channel = open_channel(self._address, self._certificate, chunks.options(), grpc.aio)
-        lost = grpc.StatusCode.UNAVAILABLE
+        lost, options = grpc.StatusCode.UNAVAILABLE, chunks.options()
         try:
-            call = channel.stream_stream(chunks.METHOD)()
-            writer = asyncio.create_task(self._write(stream, call))
-            try:
-                await self._read(stream, call)
-            except grpc.aio.AioRpcError:
-                pass  # its code is read below
-            finally:
-                self._current = None
-                stream.drained.set()
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-            return await call.code(), await call.details() or "connection lost"
+            async with open_channel(self._address, self._certificate, options, grpc.aio) as channel:
+                call = channel.stream_stream(chunks.METHOD)()
+                await self._exchange(stream, call)
+                return await call.code(), await call.details() or "connection lost"
         except TimeoutError:
             return lost, f"nothing arrived for {chunks.SILENCE_SECONDS:g} s"
         except asyncio.CancelledError:
@@ -301,8 +292,19 @@ class Connection:
             return lost, "the call was cancelled"
         except Exception as error:
             return lost, f"{type(error).__name__}: {error}"
+
+    async def _exchange(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
+        """Read frames and write answers until the call ends."""
+        writer = asyncio.create_task(self._write(stream, call))
+        try:
+            await self._read(stream, call)
+        except grpc.aio.AioRpcError:
+            pass  # the call has its code
         finally:
-            await channel.close()
+            self._current = None
+            stream.drained.set()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
 
     async def _read(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         loop = asyncio.get_running_loop()

@@ -47,13 +47,14 @@ class Rejected(ValueError):
         return cls(f"{address} refuses this client: {reason}", kind)
 
 
-def plain(text: str) -> str:
-    """Return a server's ``text`` as one printable line of at most LONGEST characters.
+def plain(text: str, longest: int = LONGEST) -> str:
+    """Return a server's ``text`` as one printable line of at most ``longest`` characters.
 
     A longer text loses its middle: its end says what to do.
     """
-    if len(text) > LONGEST:
-        text = f"{text[: 2 * LONGEST // 3]}…{text[-LONGEST // 3 + 1 :]}"
+    if len(text) > longest:
+        end = longest // 3
+        text = text[: longest - end - 1] + "…" + text[-end:]
     return printable(" ".join(text.split()))
 
 
