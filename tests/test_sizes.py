@@ -14,16 +14,16 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 
 # A ratchet: a commit may lower these numbers; only a new feature with a budget of its own may raise one.
 BUDGETS = {
-    "algorithm": 304,
+    "algorithm": 302,
     "attacks": 881,
     "cli": 1831,
     "costs": 1071,
     "data": 1403,
-    "engine": 668,
-    "engine/kernels": 1109,
-    "fleet": 1343,
+    "engine": 649,
+    "engine/kernels": 1094,
+    "fleet": 1331,
     "fleet/cluster": 420,
-    "methods": 1195,
+    "methods": 1194,
     "metrics": 138,
     "models": 837,
     "net": 641,

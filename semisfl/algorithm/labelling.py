@@ -9,7 +9,7 @@ client i:
   teacher's mistake, which each step would then enlarge. If all clients are alike, nothing is corrected.
 - ``global``: q' ~ q pi_s / p, with p the moving mean of q over all clients.
 
-Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
+Everything is updated in place, and no value on the device decides what runs (`Hardware.make_step`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -23,16 +23,14 @@ def cross_entropy(
 ) -> Tensor:
     """Return the mean over rows of CE(labels), or of share CE(labels) + (1 - share) CE(others)."""
     if others is None or share is None:
-        loss: Tensor = kernels.cross_entropy(logits, labels)
-        return loss
-    own: Tensor = kernels.cross_entropy(logits, labels, share)
+        return kernels.cross_entropy(logits, labels)
+    own = kernels.cross_entropy(logits, labels, share)
     return own + kernels.cross_entropy(logits, others, 1 - share)
 
 
 def consistency(logits: Tensor, labels: Tensor, confident: Tensor) -> Tensor:
     """Return H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch; -1: none."""
-    loss: Tensor = kernels.cross_entropy(logits, labels, confident)
-    return loss
+    return kernels.cross_entropy(logits, labels, confident)
 
 
 def contrastive(
@@ -50,8 +48,7 @@ def contrastive(
     carry j's label. An anchor without positives contributes 0 and is still counted.
     ``mask`` [n, r] takes single references away from single anchors.
     """
-    loss: Tensor = kernels.contrast(projections, labels, *references, temperature, mask)
-    return loss
+    return kernels.contrast(projections, labels, *references, temperature, mask)
 
 
 def pseudo_label(logits: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ Empty slots are no references. ``single`` is the published code's: one ring for 
 every round to zero vectors that still count in every denominator. Labelled keys are never positives
 of unlabelled anchors.
 
-Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
+Everything is updated in place, and no value on the device decides what runs (`Hardware.make_step`).
 """
 
 import torch

@@ -5,7 +5,8 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from semisfl.engine.facade import SGD, Module, MovingAverage
+from semisfl.engine.sgd import SGD
+from semisfl.engine.weights import Module, MovingAverage
 
 
 class Teacher(Generic[Module]):

@@ -39,16 +39,21 @@ class Graphs:
         self._generators.append(generator)
         return generator
 
-    def capture(self, step: Step, capturable: bool = True) -> Step:
+    def make_step(
+        self, step: Step, capturable: bool = True, check: Callable[[], None] = lambda: None
+    ) -> Step:
         """Return a function to call once per iteration in place of ``step``.
 
-        On a GPU it is captured after a few calls and replayed from then on: it must read and write
-        its state in place and decide nothing on the host.
+        On a GPU ``step`` is captured after a few calls and replayed from then on: it must read and write
+        its state in place, and neither the host nor a value on the device may change what it does.
+        ``capturable``: whether it works on this device alone. ``check`` is called on the host before
+        each step, and ends the iteration if it raises.
         """
-        return _Captured(self, step) if self._capture and capturable else self._plain(step)
+        if self._capture and capturable:
+            return _Captured(self, step, check)
 
-    def _plain(self, step: Step) -> Step:
         def run() -> None:
+            check()
             with self._around():
                 step()
 
@@ -56,14 +61,14 @@ class Graphs:
 
 
 class _Captured:
-    def __init__(self, graphs: Graphs, step: Step) -> None:
-        self._graphs = graphs
-        self._run = graphs._plain(step)
+    def __init__(self, graphs: Graphs, step: Step, check: Callable[[], None]) -> None:
+        self._graphs, self._step, self._check = graphs, step, check
         self._capturable = True
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
+        self._check()
         if self._graph is not None:
             self._graph.replay()
             return
@@ -76,6 +81,10 @@ class _Captured:
         with torch.cuda.stream(stream):
             self._run()
         torch.cuda.current_stream().wait_stream(stream)
+
+    def _run(self) -> None:
+        with self._graphs._around():
+            self._step()
 
     def _try_capture(self) -> bool:
         graphs = self._graphs

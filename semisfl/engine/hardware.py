@@ -1,21 +1,37 @@
-"""The device a run uses and the precision it computes in."""
+"""The device of a run: the precision it computes in, and what makes it fast.
+
+This is the engine's door. Whoever computes gets one `Hardware` and asks it for everything that depends on the
+device; algorithms and methods use its words alone and know nothing of streams and graphs.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from semisfl.engine import kernels
 from semisfl.engine.graphs import Graphs
+from semisfl.engine.metering import Meter
+from semisfl.engine.sgd import SGD
 from semisfl.engine.streams import Streams
 from semisfl.engine.weights import Module, Weights
-from semisfl.settings.run import RuntimeConfig
+from semisfl.settings.run import OptimizerConfig, RuntimeConfig
 
 
 class Hardware:
+    """One device and the precision of a run.
+
+    ``make_step`` and ``generator`` are those of `Graphs`, ``together`` is that of `Streams`.
+    """
+
     def __init__(self, device: str = "auto", config: RuntimeConfig | None = None) -> None:
+        """Set torch's global switches for ``device``: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+        Raises ValueError for a device that is not here.
+        """
         config = config or RuntimeConfig()
         self.device = _choose(device)
         cuda = self.device.type == "cuda"
@@ -47,19 +63,19 @@ class Hardware:
             torch.use_deterministic_algorithms(config.deterministic)
         self._fused = cuda and kernels.register_cuda()
         self.streams = Streams(self.device, self.arithmetic)
-        self.graphs = Graphs(self.device, self.capture, self.step)
+        self.together = self.streams.together
+        graphs = Graphs(self.device, self.capture, self.step)
+        self.make_step, self.generator = graphs.make_step, graphs.generator
 
-    @contextmanager
-    def arithmetic(self) -> Iterator[None]:
-        """Return a context in which models compute in the chosen precision."""
-        with torch.autocast(
+    def arithmetic(self) -> torch.autocast:
+        """Return a context in which models compute in the chosen precision; it holds for one thread."""
+        return torch.autocast(
             self.device.type,
             dtype=torch.bfloat16,
             enabled=self.precision == "bf16",
             # Kept until the end of the block: on a CPU it spans many steps, which change the weights.
             cache_enabled=self.device.type == "cuda",
-        ):
-            yield
+        )
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -82,6 +98,14 @@ class Hardware:
         """Return ``model`` itself; its layers now compute on a copy of the weights in this hardware's precision."""
         Weights(model, self.weights_dtype)
         return model
+
+    def sgd(self, parameters: Iterable[Tensor], config: OptimizerConfig) -> SGD:
+        """Return an optimiser of ``parameters``, which on a GPU steps them during the backward pass."""
+        return SGD(parameters, config, self.streams)
+
+    def meter(self) -> Meter:
+        """Return sums over the steps of a round."""
+        return Meter(self.streams)
 
 
 def _choose(device: str) -> torch.device:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from semisfl import seeds
 from semisfl.data.batches import Views, side_by_side, split_views
-from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
@@ -129,11 +128,11 @@ class ClientBlock:
             for layer in batchnorms(module):
                 layer.train(self._teacher_per_client)
         # A bottom may hold dropout if the cut lies behind it: each client draws its own.
-        self._generators = [self.hardware.graphs.generator(0) for _ in range(slots)]
+        self._generators = [self.hardware.generator(0) for _ in range(slots)]
         for module, generator in zip(self._students.modules, self._generators, strict=True):
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
-        self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.streams)
+        self._sgd = self.hardware.sgd(self._students.parameters, self.config.optimizer)
 
     @property
     def _teachers_differ(self) -> bool:

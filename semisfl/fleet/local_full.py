@@ -100,7 +100,7 @@ class FullModelClients:
         """Run each step of all slots side by side; a GPU captures the step once and replays it."""
         key = (work.name, len(slots))
         if key not in self._captured:
-            self._captured[key] = self._hardware.graphs.capture(lambda: self._step(work, slots))
+            self._captured[key] = self._hardware.make_step(lambda: self._step(work, slots))
         for _ in range(steps):
             self._between_steps(between)
             self._captured[key]()

@@ -122,7 +122,7 @@ class Outgoing:
         if self._unpredictable or not (self.policy.noise or self.policy.update_noise):
             return
         while len(self._generators) < len(clients):
-            self._generators.append(hardware.graphs.generator(0))
+            self._generators.append(hardware.generator(0))
         for generator, client in zip(self._generators, clients, strict=False):
             generator.manual_seed(seeds.derive(self._config.seed, "policy", index, client))
 

@@ -49,7 +49,7 @@ class Slot:
         self._models: dict[str, nn.Module] = {}
         self._sgd: dict[int, SGD] = {}
         self._buffers: dict[str, Tensor] = {}
-        self._generator = hardware.graphs.generator(0)
+        self._generator = hardware.generator(0)
         self.batches: RoundBatches | Part = parts.batches
         self.plans: dict[str, DrawnView] = {}
         self.views: dict[str, Tensor] = {}

@@ -8,7 +8,7 @@ from torch import nn
 
 from semisfl import seeds
 from semisfl.data.labeled import LabeledImages
-from semisfl.engine.facade import Engine
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import Fleet, draw_active
 from semisfl.metrics import MethodMetrics
 from semisfl.models.layers import use_generator
@@ -26,7 +26,7 @@ class Setup:
     fleet: Fleet
     labeled: LabeledImages
     classes: int
-    engine: Engine
+    hardware: Hardware
     stop: StopFlag
 
     def active(self, round_index: int) -> tuple[int, ...]:
@@ -36,19 +36,14 @@ class Setup:
             self.config.seed, round_index, clients.total, self.fleet.present(), clients.active
         )
 
-    def repeated(self, step: Callable[[], None], with_clients: bool = False) -> Callable[[], None]:
-        """Return ``step`` for calling once per iteration; it ends early when the run is asked to stop.
+    def make_step(self, step: Callable[[], None], with_clients: bool = False) -> Callable[[], None]:
+        """Return the function to call once per iteration in place of ``step``; it raises `Stopped` if the run is to end.
 
-        ``with_clients``: whether it exchanges features with them. See `Engine.repeated` for what a
-        step may do.
+        ``with_clients``: whether the step exchanges features with them. `Hardware.make_step` says what
+        a step may do.
         """
-        run = self.engine.repeated(step, not with_clients or self.fleet.capturable)
-
-        def stoppable() -> None:
-            self.stop.check()
-            run()
-
-        return stoppable
+        alone = not with_clients or self.fleet.capturable
+        return self.hardware.make_step(step, alone, self.stop.check)
 
     def labeled_share(self) -> float:
         """Return |D_l| / |D|, over the images of every client that ever joined."""
@@ -79,7 +74,7 @@ class ServerDropout:
 
     def __init__(self, setup: Setup) -> None:
         self._seed = setup.config.seed
-        self._generator = setup.engine.generator(0)
+        self._generator = setup.hardware.generator(0)
         use_generator(setup.model, self._generator)
 
     def start(self, round_index: int) -> None:

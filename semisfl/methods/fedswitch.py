@@ -16,7 +16,7 @@ from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
 from semisfl.data.positions import draw_batches
-from semisfl.engine.facade import follow
+from semisfl.engine.weights import follow
 from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods.base import Setup
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
@@ -52,7 +52,7 @@ class FedSwitch:
                 f"fedswitch.align = {self.settings.align!r} needs labels that the server gives: use "
                 "method = 'fedswitch-sl', or align = 'none'"
             )
-        self.student = setup.engine.prepared(setup.model.whole())
+        self.student = setup.hardware.working_copy(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
         self.work = FedSwitchWork()

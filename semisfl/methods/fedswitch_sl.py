@@ -30,18 +30,18 @@ class FedSwitchSL:
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
         self.settings = config.settings(FedSwitchSettings)
-        self.student = setup.engine.prepared(setup.model.whole())
+        self.student = setup.hardware.working_copy(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.bottom, self.top = setup.model.bottom, setup.model.top
         self.teacher_bottom, self.teacher_top = (
             self.ema.model.get_submodule(part) for part in ("bottom", "top")
         )
         self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
-        self.server_sgd = setup.engine.sgd(self.top.parameters(), config.optimizer)
+        self.server_sgd = setup.hardware.sgd(self.top.parameters(), config.optimizer)
         self.active: tuple[int, ...] = ()
-        # By position among the active clients; updated in place, as a repeated step reads it.
+        # By position among the active clients; updated in place, because the step reads it.
         self.by_teacher = torch.ones(
-            config.clients.active, dtype=torch.bool, device=setup.engine.device
+            config.clients.active, dtype=torch.bool, device=setup.hardware.device
         )
         self.skew: dict[int, float] = {}
         """Each client's divergence from uniform in its last participation."""
@@ -54,9 +54,9 @@ class FedSwitchSL:
             config.clients.total,
             config.clients.active,
         )
-        self.meter = setup.engine.meter()
+        self.meter = setup.hardware.meter()
         self.influence = Influence(setup)
-        self.cross_entity_step = setup.repeated(self._cross_entity_step, with_clients=True)
+        self.cross_entity_step = setup.make_step(self._cross_entity_step, with_clients=True)
 
     def round(self, round_index: int) -> MethodMetrics:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet

@@ -32,11 +32,11 @@ class SupervisedPhase:
         self.labeled, self.model, self.ema, self.clip_norm = setup.labeled, model, ema, clip_norm
         self.view = view or setup.config.labeled_view
         self.dropout = ServerDropout(setup)
-        self.sgd = setup.engine.sgd(model.parameters(), setup.config.optimizer)
+        self.sgd = setup.hardware.sgd(model.parameters(), setup.config.optimizer)
         if ema is not None:
             ema.pair_with(self.sgd)
-        self.meter = setup.engine.meter()
-        self._repeated = setup.repeated(self._step)
+        self.meter = setup.hardware.meter()
+        self._next_step = setup.make_step(self._step)
 
     def run(self, round_index: int, steps: int, lr: float) -> float:
         """Take so many steps and return their mean loss."""
@@ -44,7 +44,7 @@ class SupervisedPhase:
         self.labeled.start(round_index, steps, self.view, views=1)
         self.sgd.restart(lr)
         for _ in range(steps):
-            self._repeated()
+            self._next_step()
         return float(self.meter.read()["loss_supervised"]) / steps
 
     def _step(self) -> None:

@@ -8,7 +8,7 @@ relative to the fleet, because usual values change while a model learns:
   client that presents one class as another cannot hide this for more than a few images;
 - one client's share of a class's positive keys.
 
-Shapes are fixed, and no value on the device decides what runs (`Engine.repeated`).
+Shapes are fixed, and no value on the device decides what runs (`Hardware.make_step`).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ NO_LABEL = -1
 
 class Influence:
     def __init__(self, setup: Setup) -> None:
-        config, device = setup.config, setup.engine.device
+        config, device = setup.config, setup.hardware.device
         self.settings, self.classes = config.robust, setup.classes
         self.on = self.settings.features == "limited"
         # By position among the active clients, over the round's steps.

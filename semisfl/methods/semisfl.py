@@ -28,13 +28,13 @@ from semisfl.metrics import MethodMetrics
 
 class SemiSFL:
     def __init__(self, setup: Setup) -> None:
-        config, engine = setup.config, setup.engine
+        config, hardware = setup.config, setup.hardware
         settings = self.settings = config.settings(SemiSFLSettings)
-        self.setup, self.config, self.engine = setup, config, engine
+        self.setup, self.config, self.together = setup, config, hardware.together
         self.fleet, self.labeled = setup.fleet, setup.labeled
-        self.student = student = engine.prepared(setup.model)
-        self.supervised_sgd = engine.sgd(student.parameters(), config.optimizer)
-        self.server_sgd = engine.sgd(
+        self.student = student = hardware.working_copy(setup.model)
+        self.supervised_sgd = hardware.sgd(student.parameters(), config.optimizer)
+        self.server_sgd = hardware.sgd(
             [*student.top.parameters(), *student.projector.parameters()], config.optimizer
         )
         self.ema = Teacher(student, config.teacher.ema_decay, config.teacher.warmup)
@@ -43,7 +43,7 @@ class SemiSFL:
         self.dropout = ServerDropout(setup)
         queue_seed = seeds.derive(config.seed, "queue")
         self.queue = QUEUES[settings.queue](
-            settings.queue_size, student.keys, engine.device, queue_seed
+            settings.queue_size, student.keys, hardware.device, queue_seed
         )
         self.labelling = Labelling(
             settings.align,
@@ -56,10 +56,10 @@ class SemiSFL:
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
-        self.meter, self.influence = engine.meter(), Influence(setup)
+        self.meter, self.influence = hardware.meter(), Influence(setup)
         self.active: tuple[int, ...] = ()
-        self.supervised_step = setup.repeated(self._supervised_step)
-        self.cross_entity_step = setup.repeated(self._cross_entity_step, with_clients=True)
+        self.supervised_step = setup.make_step(self._supervised_step)
+        self.cross_entity_step = setup.make_step(self._cross_entity_step, with_clients=True)
 
     def round(self, round_index: int) -> MethodMetrics:
         """Train round h (lines 3 to 23 of Algorithm 1) and return its metrics."""
@@ -137,7 +137,7 @@ class SemiSFL:
                 keys = teacher.project(teacher.bottom(for_teacher))
             return self.queue.push_labeled(keys, labels)
 
-        (loss, projections), references = self.engine.together(student_pass, teacher_pass)
+        (loss, projections), references = self.together(student_pass, teacher_pass)
         contrast = None
         if projections is not None:
             mask = None if settings.own_key else _own_key(labels, projections, references.keys)
@@ -163,9 +163,9 @@ class SemiSFL:
         def student_pass() -> tuple[Tensor, Tensor]:
             return student.top(features.student), student.project(features.student)
 
-        (labelled, keys), (logits, projections) = self.engine.together(teacher_pass, student_pass)
+        (labelled, keys), (logits, projections) = self.together(teacher_pass, student_pass)
         labels, confident = self.influence.usable_labels(features, active, logits, *labelled)
-        agreement, clustering = self.engine.together(
+        agreement, clustering = self.together(
             lambda: consistency(logits, labels, confident),  # H, Eq. (1)
             lambda: self._clustering(features, projections, keys, labels, confident),  # C, Eq. (5)
         )

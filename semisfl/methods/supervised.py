@@ -18,7 +18,7 @@ from semisfl.metrics import MethodMetrics
 class Supervised:
     def __init__(self, setup: Setup) -> None:
         config = self.config = setup.config
-        self.student = setup.engine.prepared(setup.model.whole())
+        self.student = setup.hardware.working_copy(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
 

@@ -14,7 +14,6 @@ from semisfl.data.dataset import Dataset
 from semisfl.data.holdings import Holdings, count
 from semisfl.data.labeled import LabeledImages
 from semisfl.data.partition import Partition
-from semisfl.engine.facade import Engine
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
@@ -234,7 +233,7 @@ def assemble(
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
         method = lookup.method_class(lookup.method(config.method))(
-            Setup(setup.config, split_model, fleet, labeled, classes, Engine(hardware), stop)
+            Setup(setup.config, split_model, fleet, labeled, classes, hardware, stop)
         )
         tested = method.tested()
         if not isinstance(tested, Mapping) or not tested:

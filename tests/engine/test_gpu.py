@@ -86,9 +86,9 @@ def test_captured_steps_equal_the_plain_twin(case: str, monkeypatch: pytest.Monk
     start = without_dropout(assemble(options, data, model=model() if model else None, device="cpu"))
     twin = ExactTwin(options, start.method.student, data, partition)  # type: ignore[attr-defined]
     captured: list[Any] = []
-    made = Graphs.capture
+    made = Graphs.make_step
     monkeypatch.setattr(
-        Graphs, "capture", lambda *arguments: captured.append(made(*arguments)) or captured[-1]
+        Graphs, "make_step", lambda *arguments: captured.append(made(*arguments)) or captured[-1]
     )
     fast = without_dropout(assemble(options, data, model=model() if model else None, device="cuda"))
     for index in range(5):
@@ -216,7 +216,7 @@ def test_steps_beside_the_backward_pass_are_the_same_steps() -> None:
             sgd.descend(loss)  # noqa: B023
             teacher.update()  # noqa: B023
 
-        captured = hardware.graphs.capture(step)
+        captured = hardware.make_step(step)
         for _ in range(8):
             captured()
         ends.append([*student.state_dict().values(), *teacher.model.state_dict().values()])

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from semisfl.engine.facade import Engine
 from semisfl.engine.hardware import Hardware
 
 
@@ -53,7 +52,7 @@ def test_two_calls_together_run_in_order_on_a_cpu() -> None:
 
 
 def test_a_meter_sums_what_is_there_and_starts_again() -> None:
-    meter = Engine(Hardware("cpu")).meter()
+    meter = Hardware("cpu").meter()
     for step in (1.0, 2.0):
         meter.add(
             lambda step=step: {"counts": torch.tensor([step, 10.0])},

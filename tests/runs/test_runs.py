@@ -167,7 +167,7 @@ SLOW = ("single", "dropout on clients")
 def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let every run stop after its ``step``-th iteration, as if a signal had come."""
     seen = 0
-    repeated = Setup.repeated
+    make_step = Setup.make_step
 
     def repeat(self: Setup, call: Callable[[], None], **more: bool) -> Callable[[], None]:
         def counted() -> None:
@@ -176,10 +176,10 @@ def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             self.stop.requested = self.stop.requested or seen == step
             call()
 
-        return repeated(self, counted, **more)
+        return make_step(self, counted, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Setup, "repeated", repeat)
+        patch.setattr(Setup, "make_step", repeat)
         yield
 
 

@@ -6,20 +6,39 @@
 import logging
 from functools import lru_cache
 
-from semisfl.engine.kernels.plain import LIBRARY
-from semisfl.engine.kernels.plain import bias_relu_pool as bias_relu_pool
-from semisfl.engine.kernels.plain import contrast as contrast
-from semisfl.engine.kernels.plain import conv_norm_relu_pool as conv_norm_relu_pool
-from semisfl.engine.kernels.plain import conv_relu_pool as conv_relu_pool
-from semisfl.engine.kernels.plain import cross_entropy as cross_entropy
-from semisfl.engine.kernels.plain import ema_step as ema_step
-from semisfl.engine.kernels.plain import linear_relu as linear_relu
-from semisfl.engine.kernels.plain import norm_relu_pool as norm_relu_pool
-from semisfl.engine.kernels.plain import normalized_row as normalized_row
-from semisfl.engine.kernels.plain import sgd_step as sgd_step
-from semisfl.engine.kernels.plain import stacked_conv as stacked_conv
-from semisfl.engine.kernels.plain import stacked_conv_relu_pool as stacked_conv_relu_pool
-from semisfl.engine.kernels.plain import unit_rows as unit_rows
+from semisfl.engine.kernels.plain import (
+    LIBRARY,
+    bias_relu_pool,
+    contrast,
+    conv_norm_relu_pool,
+    conv_relu_pool,
+    cross_entropy,
+    ema_step,
+    linear_relu,
+    norm_relu_pool,
+    normalized_row,
+    sgd_step,
+    stacked_conv,
+    stacked_conv_relu_pool,
+    unit_rows,
+)
+
+__all__ = [
+    "bias_relu_pool",
+    "contrast",
+    "conv_norm_relu_pool",
+    "conv_relu_pool",
+    "cross_entropy",
+    "ema_step",
+    "linear_relu",
+    "norm_relu_pool",
+    "normalized_row",
+    "register_cuda",
+    "sgd_step",
+    "stacked_conv",
+    "stacked_conv_relu_pool",
+    "unit_rows",
+]
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The operations and their plain forms, which define them and are differentiated by autograd."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,15 +15,18 @@ SHORTEST = 1e-3
 """Rows shorter than this have no direction. Their gradients would have no bound, and their author may be hostile."""
 
 
-def _operation(schema: str) -> Callable[[Callable[..., Any]], Any]:
+Out = TypeVar("Out")
+
+
+def _operation(schema: str) -> Callable[[Callable[..., Out]], Callable[..., Out]]:
     """Define ``schema`` with the decorated function as its plain form; return the function to call."""
 
-    def define(plain: Callable[..., Any]) -> Any:
+    def define(plain: Callable[..., Out]) -> Callable[..., Out]:
         name = schema.partition("(")[0]
         LIBRARY.define(schema)
         LIBRARY.impl(name, plain, "CompositeImplicitAutograd")
         OPERATIONS[name] = plain
-        return getattr(torch.ops.semisfl, name).default
+        return cast(Callable[..., Out], getattr(torch.ops.semisfl, name).default)
 
     return define
 
@@ -145,10 +148,9 @@ def conv_norm_relu_pool(
     *norm: Any,
 ) -> Tensor:
     """Return `norm_relu_pool` of `stacked_conv` with weights ``kernel`` and bias ``shift``."""
-    out: Tensor = norm_relu_pool(
+    return norm_relu_pool(
         stacked_conv(x, kernel, None, stride, padding, dilation, groups), shift, *norm
     )
-    return out
 
 
 @_operation("linear_relu(Tensor x, Tensor weight, Tensor bias, bool relu) -> Tensor")

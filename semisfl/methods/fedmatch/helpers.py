@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semisfl.algorithm.membership import Membership
-from semisfl.engine.facade import HostShelf
+from semisfl.engine.host import HostShelf
 from semisfl.fleet.base import State
 
 

@@ -23,6 +23,7 @@ from semisfl import seeds
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.positions import draw_batches
+from semisfl.engine.host import HostShelf
 from semisfl.fleet.aggregate import combine, long_updates
 from semisfl.fleet.base import (
     Answers,
@@ -93,11 +94,11 @@ class FedMatch:
         for name, parameter in self.psi.named_parameters():
             parameter.mul_(PSI_FACTOR if name in self.names else 0.0)
         self.dropout = ServerDropout(setup)
-        self.sgd = setup.engine.sgd(self.sigma.parameters(), config.optimizer)
-        self.meter = setup.engine.meter()
-        self.supervised_step = setup.repeated(self._supervised_step)
+        self.sgd = setup.hardware.sgd(self.sigma.parameters(), config.optimizer)
+        self.meter = setup.hardware.meter()
+        self.supervised_step = setup.make_step(self._supervised_step)
         self.work = FedMatchWork()
-        self.helpers = Helpers(setup.engine.shelf())
+        self.helpers = Helpers(HostShelf(setup.hardware.device))
         noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
         self.noise = setup.labeled.normalized(noise)
         self._join()
@@ -168,7 +169,7 @@ class FedMatch:
             if client in too_long:
                 continue  # it helps nobody: its earlier model does, if there is one
             theta = {**upload, **summed(self.sigma, upload)}
-            with self.setup.engine.arithmetic():
+            with self.setup.hardware.arithmetic():
                 logits = called_with(self.model.eval(), theta, self.noise)
             embedding = logits.float().softmax(1)[0]
             if embedding.isfinite().all():  # of a NaN no checkpoint could be written
