@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from semisfl.settings.config import parse as parse
     from semisfl.settings.presets import preset as preset
     from semisfl.use.classifier import Classifier as Classifier
-    from semisfl.use.model_file import load as load
-    from semisfl.use.predict import evaluate as evaluate
-    from semisfl.use.predict import predict as predict
+    from semisfl.use.classifier import evaluate as evaluate
+    from semisfl.use.classifier import load as load
+    from semisfl.use.classifier import predict as predict
 
 # Imported on first use, so that `--help` and reports do not wait for torch.
 _HOMES = {
@@ -36,12 +36,12 @@ _HOMES = {
     "Residual": "semisfl.models.layers",
     "Result": "semisfl.runs.result",
     "divide": "semisfl.runs.run_data",
-    "evaluate": "semisfl.use.predict",
+    "evaluate": "semisfl.use.classifier",
     "layers_of": "semisfl.models.modules",
-    "load": "semisfl.use.model_file",
+    "load": "semisfl.use.classifier",
     "load_data": "semisfl.data.sources",
     "parse": "semisfl.settings.config",
-    "predict": "semisfl.use.predict",
+    "predict": "semisfl.use.classifier",
     "preset": "semisfl.settings.presets",
     "resume": "semisfl.runs.start",
     "train": "semisfl.runs.start",

@@ -33,7 +33,7 @@ BUDGETS = {
     "root": 140,
     "runs": 2903,
     "settings": 1038,
-    "use": 1146,
+    "use": 973,
     "watch": 679,
 }
 NESTED = ("engine", "fleet", "net")

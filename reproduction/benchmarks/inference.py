@@ -39,7 +39,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.portable import Description, answering_weights
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_client import ModelClient
-from semisfl.use.model_file import load
+from semisfl.use.classifier import load
 from semisfl.use.model_server import ModelServer
 
 RATE = 4e6 / 8

@@ -36,7 +36,7 @@ MOST_COLUMNS = 12
 
 def open_model(path: Path, device: str) -> "Classifier":
     from semisfl.engine.hardware import Hardware
-    from semisfl.use.model_file import load
+    from semisfl.use.classifier import load
 
     model = load(path)
     if model.rounds == 0:
@@ -117,14 +117,14 @@ def evaluate(
     json_: Json = False,
 ) -> None:
     """Test a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
-    from semisfl.use import evaluation, evaluation_plot
+    from semisfl.use import evaluation
 
     result = evaluation.evaluate_on(open_model(run, device), data)
     for skipped in result.skipped:
         console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")
     if not json_:
         _print(result)
-    picture = output.draw(out, lambda file: save_picture(evaluation_plot.picture(result), file))
+    picture = output.draw(out, lambda file: save_picture(evaluation.picture(result), file))
     if json_:
         print(json.dumps(result.as_dict() | {"picture": str(picture) if picture else None}))
     elif picture:
@@ -205,11 +205,10 @@ def export(
 ) -> None:
     """Write the model for other programs, check the file against the original, add a MODEL_CARD.md."""
     from semisfl.use import export as exports
-    from semisfl.use import real_images
-    from semisfl.use.model_file import find
+    from semisfl.use.classifier import find
 
     model = open_model(run, "cpu")
-    images = real_images.to_check(model, check)
+    images = exports.images_to_check(model, check)
     folder = out or find(run).parent / "export"
     model = cut_at(model, cut)
     made = exports.export(

@@ -1,33 +1,34 @@
-"""A trained model that answers: ``load("runs/first").predict(["photo.jpg"])``."""
+"""A trained model, loaded from a run or a file, and its answers: ``load("runs/first").predict(["photo.jpg"])``."""
 
 import os
+import shlex
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from semisfl.data.augment import Normalizer
-from semisfl.engine.inference import BATCH, outputs
+from semisfl.data.dataset import Dataset
+from semisfl.engine.inference import outputs
+from semisfl.models.build import build, check_same
 from semisfl.models.layers import cut_layers
+from semisfl.models.own import Own, feature_shape, globally_seeded, own_copy
 from semisfl.models.shapes import Shape
 from semisfl.models.split import SplitModel, split
+from semisfl.runs import checkpoint
+from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.portable import PARTS, Description
-from semisfl.use import pictures
-from semisfl.use.pictures import Picture, Skipped
+from semisfl.settings.layer_kinds import parse_layers
+from semisfl.settings.run import CODE
+from semisfl.use.pictures import CHUNK, ListedPictures, Pictures, Skipped, batches, list_pictures
 
-Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
-"""Files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size."""
-
-LARGEST_CHUNK = 2**27
-"""Most values of the images that are read together."""
-ListedPictures = Sequence[Picture] | Tensor
-"""The same, one by one."""
+SUFFIX = ".safetensors"
+"""How the name of a model's file ends."""
 
 
 @dataclass(frozen=True)
@@ -54,47 +55,21 @@ class Predictions:
         ]
 
 
-def listed_pictures(images: Pictures) -> ListedPictures:
-    """Return every picture on its own; folders become the files in them, as in `pictures.files_of`."""
-    if isinstance(images, np.ndarray):
-        images = torch.from_numpy(np.ascontiguousarray(images))
-    if isinstance(images, Tensor):
-        return images
-    single: list[Picture] = []
-    if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(images, Iterable):
-        images = [images]
-    for picture in images:
-        if isinstance(picture, Image.Image):
-            single.append(picture)
-        elif isinstance(picture, str | os.PathLike):
-            single += pictures.files_of([picture])
-        else:
-            raise TypeError(
-                f"a picture is a {type(picture).__name__}; give files, folders or Pillow images, or all pixels as "
-                "one uint8 array [n, C, H, W]"
-            )
-    return single
-
-
 def predictions(
     images: ListedPictures,
     shape: Shape,
     classes: tuple[str, ...],
     answer: Callable[[Tensor], Tensor],
-    at_a_time: int,
+    size: int = CHUNK,
 ) -> Predictions:
-    """Return ``answer`` (uint8 images -> probabilities) of ``images``, computed in batches."""
-    if isinstance(images, Tensor):
-        names = [str(number) for number in range(len(images))]
-        parts = [answer(part) for part in images.split(at_a_time)] if len(images) else []
-        parts.append(torch.empty(0, len(classes), device="cpu"))
-        return Predictions(names, torch.cat(parts), classes, [])
-    names, parts, skipped = [], [torch.empty(0, len(classes), device="cpu")], []
-    for batch in pictures.batches(images, shape, at_a_time):
+    """Return what ``answer`` (uint8 images -> probabilities) says of ``images``, in batches of ``size``."""
+    names, skipped = [], []
+    probabilities = [torch.empty(0, len(classes), dtype=torch.float32, device="cpu")]
+    for batch in batches(images, shape, size):
         names += batch.names
         skipped += batch.skipped
-        parts.append(answer(batch.images))
-    return Predictions(names, torch.cat(parts), classes, skipped)
+        probabilities.append(answer(batch.images))
+    return Predictions(names, torch.cat(probabilities), classes, skipped)
 
 
 class Classifier:
@@ -121,15 +96,17 @@ class Classifier:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes, in the order of the probabilities."""
         return self.description.classes
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> Shape:
         """Return channels, height and width of an image."""
         return self.description.shape
 
     @property
     def device(self) -> torch.device:
+        """Return the device on which the model computes."""
         return self.normalizer.scale.device
 
     @property
@@ -138,6 +115,7 @@ class Classifier:
         return f"{self.digest}/{len(cut_layers(self.network)[0])}"
 
     def to(self, device: str | torch.device) -> "Classifier":
+        """Move the model to a device of torch, and return it."""
         for part in self.parts:  # the other one has no weights
             getattr(self.network, part).to(device)
         self.normalizer = self.normalizer.to(device)
@@ -148,55 +126,168 @@ class Classifier:
 
         Files that cannot be read are in ``skipped`` of the result, with the reason.
         """
-        rows = max(1, min(pictures.CHUNK, LARGEST_CHUNK // prod(self.shape)))
-        listed = listed_pictures(images)
-        return predictions(listed, self.shape, self.classes, self.probabilities, rows)
+        return predictions(list_pictures(images), self.shape, self.classes, self.probabilities)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return the probabilities [n, classes] of uint8 images, on the CPU."""
+        """Return the class probabilities [n, classes] of uint8 images [n, C, H, W], on the CPU."""
         self.need(*PARTS)
-        return self._run(self.network, images, len(self.classes)).softmax(1)
+        return _run(self.network, images, self.normalizer, self.shape, len(self.classes)).softmax(1)
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the bottom's features of uint8 images: [n, d], on the CPU."""
+        """Return the bottom's features [n, d] of uint8 images [n, C, H, W], on the CPU."""
         self.need("bottom")
-        return self._run(self.network.bottom, images, self.network.features)
+        width = self.network.features
+        return _run(self.network.bottom, images, self.normalizer, self.shape, width)
 
     def answer(self, features: Tensor) -> Tensor:
-        """Return the class probabilities that the top computes from the bottom's features."""
+        """Return the class probabilities [n, classes] that the top computes from features [n, d], on the CPU."""
         self.need("top")
         with torch.no_grad():
-            parts = features.to(self.device).split(BATCH)
-            return torch.cat([self.network.top(part).softmax(1).cpu() for part in parts])
+            return self.network.top(features.to(self.device)).softmax(1).cpu()
 
     def need(self, *parts: str) -> None:
+        """Raise `ValueError` if the file lacks the weights of one of the ``parts``."""
         if missing := [part for part in parts if part not in self.parts]:
             raise ValueError(
                 f"{self.path} holds the {self.parts[0]} alone and this needs the {missing[0]}; "
                 "give the run, or a file of the whole model"
             )
 
-    def _run(self, network: nn.Module, images: Tensor, width: int) -> Tensor:
-        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != self.shape:
-            channels, height, width = self.shape
-            raise ValueError(
-                f"images are {images.dtype} {list(images.shape)}; the model takes torch.uint8 "
-                f"[n, {channels}, {height}, {width}]"
-            )
-        if not len(images):
-            return torch.empty(0, width, device="cpu")
-        answers = outputs(
-            network,
-            images,
-            lambda part: self.normalizer(part.to(self.device)),
-        )
-        return torch.cat([answer.cpu() for answer in answers])
-
     def recut(self, cut: int | str) -> "Classifier":
-        """Return the same model cut at another layer."""
+        """Return the same model cut after another layer, given by its name or number."""
         self.need(*PARTS)
         bottom, top = cut_layers(self.network)
-        layers = nn.Sequential(OrderedDict([*bottom, *top]))
-        again = split(layers, self.shape, cut, "none")
-        described = replace(self.description, cut=cut)
-        return Classifier(described, again, self.digest, self.path).to(self.device)
+        again = split(nn.Sequential(OrderedDict([*bottom, *top])), self.shape, cut, "none")
+        description = replace(self.description, cut=cut)
+        return Classifier(description, again, self.digest, self.path).to(self.device)
+
+
+def _run(
+    network: nn.Module, images: Tensor, normalizer: Normalizer, shape: Sequence[int], width: int
+) -> Tensor:
+    """Return the network's outputs [n, width] for uint8 images, on the CPU."""
+    if images.dtype != torch.uint8 or tuple(images.shape[1:]) != tuple(shape):
+        raise ValueError(
+            f"images are {images.dtype} {list(images.shape)}; the model takes torch.uint8 "
+            f"[n, {', '.join(map(str, shape))}]"
+        )
+    device = normalizer.scale.device
+    answers = outputs(network, images, lambda part: normalizer(part.to(device)))
+    return torch.cat(
+        [
+            torch.empty(0, width, dtype=torch.float32, device="cpu"),
+            *(answer.cpu() for answer in answers),
+        ]
+    )
+
+
+def predict(model: nn.Module, images: Tensor | np.ndarray, data: Dataset) -> Tensor:
+    """Return class probabilities [n, classes] of uint8 images, normalised as ``data`` was in training."""
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(np.ascontiguousarray(images))
+    normalizer = Normalizer.of(data.mean, data.std).to(next(model.parameters()).device)
+    shape, width = data.images.shape[1:], len(data.classes)
+    return _run(model, images, normalizer, shape, width).softmax(1)
+
+
+def evaluate(model: nn.Module, data: Dataset) -> float:
+    """Return the accuracy in percent on the test images of ``data``."""
+    if not len(data.test_labels):
+        raise ValueError(
+            f"data set {data.name!r} has no test images; evaluate on data that has some"
+        )
+    chosen = predict(model, data.test_images, data).argmax(1)
+    return 100 * int((chosen == data.test_labels.cpu()).sum()) / len(chosen)
+
+
+# --- model files ---------------------------------------------------------------------------------
+
+
+def load(
+    path: str | os.PathLike[str], *, device: str = "cpu", model: Own | None = None
+) -> Classifier:
+    """Return a trained model.
+
+    Args:
+        path: a run's directory, which stands for its best model, or its latest if none was tested; or a
+            ``.safetensors`` file of a model.
+        device: a device of torch, such as ``cuda``.
+        model: the network, if it was given to `train` as code that no layer table describes. It stays as it is.
+
+    Raises `CheckpointError` for a file that is damaged or holds no model.
+    """
+    file = find(Path(path))
+    state = checkpoint.read(file)
+    about, weights, digest = _model_in(file, state)
+    if about.layers is None and model is None:
+        raise ValueError(
+            f"{file}: its network was given as code that no layer table describes; give it again, "
+            "load(path, model=...)"
+        )
+    try:
+        network = (_from_table(about) if model is None else _from_code(about, model)).float()
+        parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in weights)]
+        for part in parts:
+            own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}
+            _load(getattr(network, part), own)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
+        ) from error
+    loaded = Classifier(about, network, digest, file, parts)
+    loaded.rounds = state.get("round")
+    return loaded.to(device)
+
+
+def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:
+    """Return the model's description, weights and digest."""
+    try:
+        model = state["model"]
+        about, weights = Description.of(model["description"]), model["weights"]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} does not describe its model: {error!r}") from error
+    # A file of one half holds the digest of the whole model.
+    content = {"classes": list(about.classes), "weights": weights}
+    return about, weights, model.get("digest") or checkpoint.digest(content)
+
+
+def _from_table(about: Description) -> SplitModel:
+    """Return the network of a layer table, without weights: tensors on "meta" take no memory."""
+    layers = parse_layers(about.layers)
+    with torch.device("meta"):
+        return build(layers, about.shape, len(about.classes), cut=about.cut, projector="none")
+
+
+def _from_code(about: Description, model: Own) -> SplitModel:
+    """Return the network of a user's module; raise `ValueError` if another one was trained."""
+    stages = own_copy(model, about.shape)
+    name = about.settings.get("model", {}).get("name", CODE)
+    if about.layers is None:
+        check_same(stages, name, None)
+    with globally_seeded(0):
+        feature_shape(stages, about.shape)  # lazy layers make their weights here, and become others
+    if about.layers is not None:
+        check_same(stages, name, parse_layers(about.layers))
+    return split(stages, about.shape, about.cut, "none")
+
+
+def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Make ``weights`` those of a module without weights of its own; `RuntimeError` if they do not fit."""
+    like = module.state_dict()
+    same = {k: v.to(like[k].dtype) if k in like else v for k, v in weights.items()}
+    module.load_state_dict(same, assign=True)
+
+
+def find(path: Path) -> Path:
+    """Return the model's file: the one named, or a run's best, or its latest."""
+    for file in (path, path / f"best{SUFFIX}", path / f"latest{SUFFIX}"):
+        if file.is_file():
+            return file
+    if (path / "config.toml").is_file():
+        raise CheckpointError(
+            f"{path} has no checkpoint; if the run did not diverge, go on with: "
+            f"semisfl run --resume {shlex.quote(str(path))}"
+        )
+    raise ValueError(
+        f"{path} is neither a run's directory nor a {SUFFIX} file of a model; name one of them"
+    )

@@ -1,30 +1,40 @@
-"""Evaluate a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
+"""Evaluate a model on labelled images: accuracy, precision, recall, confusion matrix, calibration, and their picture."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semisfl.data import hub, sources, table
 from semisfl.data.folder import class_name, folders_in
+from semisfl.data.holdings import short
 from semisfl.runs.scores import Scores
 from semisfl.settings.counts import counted
-from semisfl.use import pictures
 from semisfl.use.classifier import Classifier
-from semisfl.use.pictures import Skipped
+from semisfl.use.pictures import Skipped, batches, files_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BINS = 15
+"""Intervals of confidence, for the calibration error."""
+LONGEST_NAME = 20
+"""Characters of a class's name in the picture."""
+MOST_NUMBERED = 30
+"""Classes up to which a cell of the picture has room for its number."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Images whose highest probability lies in one interval: mean confidence and accuracy."""
+    """Images whose highest probability lies in one interval: mean confidence and accuracy, from 0 to 1."""
 
     count: int
     confidence: float
@@ -37,7 +47,7 @@ class Evaluation(Scores):
 
     classes: tuple[str, ...]
     bins: tuple[Bin, ...]
-    """Those with any images, by confidence."""
+    """The intervals with any images, by confidence."""
     skipped: tuple[Skipped, ...] = ()
 
     @property
@@ -47,9 +57,9 @@ class Evaluation(Scores):
         return 100 * sum(gaps) / self.images
 
     def as_dict(self) -> dict[str, Any]:
-        by_class = zip(
-            self.classes, self.precision, self.recall, self.confusion.sum(1).tolist(), strict=True
-        )
+        """Return all numbers as plain values, for JSON."""
+        counts = self.confusion.sum(1).tolist()
+        by_class = zip(self.classes, self.precision, self.recall, counts, strict=True)
         return {
             "images": self.images,
             "accuracy": self.accuracy,
@@ -71,7 +81,7 @@ def judge(
     labels: Tensor,
     skipped: Iterable[Skipped] = (),
 ) -> Evaluation:
-    """Compare [n, classes] probabilities with the true labels."""
+    """Compare probabilities [n, classes] with the true labels [n]."""
     confidence, predicted = probabilities.max(1)
     scores = Scores.of(predicted, labels, len(classes))
     # Intervals include their upper end, so that probability 1 belongs to one.
@@ -81,24 +91,29 @@ def judge(
     for place in range(1, BINS + 1):
         inside = places == place
         if count := int(inside.sum()):
-            means = float(confidence[inside].mean()), float(right[inside].mean())
-            bins.append(Bin(count, *means))
+            bins.append(Bin(count, float(confidence[inside].mean()), float(right[inside].mean())))
     return Evaluation(scores.confusion, scores.images, classes, tuple(bins), tuple(skipped))
 
 
 def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
     """Evaluate on ``data``: a folder of class folders, one with such a folder ``test``, a CSV file, or a named set."""
-    place, classes = Path(data), tuple(map(class_name, model.classes))
+    place = Path(data)
     if place.suffix.lower() == ".csv" and place.is_file():
-        by_class = _listed(place, classes)
+        classes = table.tested(place)
     elif place.is_dir() and not hub.is_copy(place):
-        folder = place / "test" if (place / "test").is_dir() else place
-        by_class = _class_folders(folder, classes)
+        place = place / "test" if (place / "test").is_dir() else place
+        classes = [(folder.name, folder) for folder in folders_in(place)]
+        if not classes:
+            raise ValueError(f"{place} has no class folders; put the images of each class in one")
     else:
-        return _on_test_set(model, str(data))
+        return _evaluate_on_set(model, str(data))
+    by_label: dict[int, list[Path]] = {}
+    known = _labels_of(model, [name for name, _ in classes], str(place))
+    for label, (_, images) in zip(known, classes, strict=True):
+        by_label.setdefault(label, []).extend(files_of(images))
     probabilities, labels, skipped = [], [], []
-    for label, files in by_class:
-        for batch in pictures.batches(files, model.shape):
+    for label, files in sorted(by_label.items()):
+        for batch in batches(files, model.shape):
             probabilities.append(model.probabilities(batch.images))
             labels += [label] * len(batch.images)
             skipped += batch.skipped
@@ -107,56 +122,79 @@ def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
             f"none of {counted(len(skipped), 'image')} in {place} can be read: {skipped[0].image}: "
             f"{skipped[0].reason}"
         )
-    return judge(
-        model.classes, torch.cat(probabilities), torch.tensor(labels, device="cpu"), skipped
-    )
+    true = torch.tensor(labels, device="cpu")
+    return judge(model.classes, torch.cat(probabilities), true, skipped)
 
 
-def _listed(file: Path, classes: tuple[str, ...]) -> list[tuple[int, list[Path]]]:
-    """Return the images that a CSV file lists, by class."""
-    by_class: dict[str, list[Path]] = {}
-    for name, image in table.tested(file):
-        by_class.setdefault(name, []).append(image)
-    for name in by_class:
-        _check_known(f"{file}: {name!r}", name, classes)
-    return [(classes.index(name), by_class[name]) for name in sorted(by_class)]
-
-
-def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, list[Path]]]:
-    folders = folders_in(place)
-    if not folders:
-        raise ValueError(f"{place} has no class folders; put the images of each class in one")
-    named = [(class_name(folder.name), folder) for folder in folders]
-    for name, folder in named:
-        _check_known(str(folder), name, classes)
-    return [(classes.index(name), pictures.files_of([folder])) for name, folder in named]
-
-
-def _check_known(where: str, name: str, classes: tuple[str, ...]) -> None:
-    if name not in classes:
-        known = ", ".join(classes[:20]) + (", ..." if len(classes) > 20 else "")
+def _labels_of(model: Classifier, names: Sequence[str], where: str) -> list[int]:
+    """Return the model's label of each class name; raise `ValueError` for a name that it does not know."""
+    known = {class_name(name): label for label, name in enumerate(model.classes)}
+    labels = [known.get(class_name(name)) for name in names]
+    if None in labels:
         raise ValueError(
-            f"{where} is no class of the model, which knows {known}; rename or remove it"
+            f"{where} has the class {names[labels.index(None)]!r}, which is no class of the model: "
+            f"{', '.join(model.classes[:20])}; rename or remove it"
         )
+    return [label for label in labels if label is not None]
 
 
-def _on_test_set(model: Classifier, name: str) -> Evaluation:
-    channels, height, width = model.shape
+def _evaluate_on_set(model: Classifier, name: str) -> Evaluation:
+    """Evaluate on the test images of a named data set."""
+    _, height, width = model.shape
     data = sources.load(name, size=height if height == width else None)
-    known = list(map(class_name, model.classes))
-    if unknown := sorted(set(data.classes) - set(known)):
-        raise ValueError(
-            f"{data.name} has the class {unknown[0]!r}, which is none of the model's: "
-            f"{', '.join(model.classes[:20])}; use data with these classes"
-        )
-    if data.shape != model.shape:
-        raise ValueError(
-            f"{data.name} has images of {'x'.join(map(str, data.shape))}; the model takes "
-            f"{channels}x{height}x{width}"
-        )
+    theirs = torch.tensor(_labels_of(model, data.classes, data.name), device="cpu")
     if not len(data.test_labels):
         raise ValueError(f"data set {data.name!r} has no test images; name data that has some")
     for note in data.notes:
         log.warning("%s", note)
-    theirs = torch.tensor([known.index(name) for name in data.classes], device="cpu")
     return judge(model.classes, model.probabilities(data.test_images), theirs[data.test_labels])
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def picture(evaluation: Evaluation) -> "Figure":
+    """Draw the confusion matrix, and confidence against accuracy."""
+    from matplotlib.figure import Figure  # slow to import, and only used here
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    side = float(np.clip(1.8 + 0.42 * len(evaluation.classes), 4, 14))
+    layout = ConstrainedLayoutEngine(h_pad=0.1)  # square axes come out a little higher than planned
+    figure = Figure(figsize=(side + 4.8, max(side, 4.4)), layout=layout)
+    confusion, calibration = figure.subplots(1, 2, width_ratios=[side, 4])
+    _draw_confusion(confusion, evaluation)
+    _draw_calibration(calibration, evaluation)
+    return figure
+
+
+def _draw_confusion(axes: "Axes", evaluation: Evaluation) -> None:
+    counts = evaluation.confusion
+    names = [short(name, LONGEST_NAME) for name in evaluation.classes]
+    # Coloured by line, so that a rare class is as readable as a common one.
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(names) <= MOST_NUMBERED:
+        for true, given in np.argwhere(counts):
+            colour = "white" if shares[true, given] > 0.5 else "black"
+            style = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
+            axes.text(given, true, counts[true, given], **style)
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_title(f"{evaluation.accuracy:.1f} % right of {counted(evaluation.images, 'image')}")
+
+
+def _draw_calibration(axes: "Axes", evaluation: Evaluation) -> None:
+    bins = evaluation.bins
+    most = max(bin.count for bin in bins)
+    axes.plot([0, 100], [0, 100], color="grey", linewidth=1, linestyle=":")
+    axes.scatter(
+        [100 * bin.confidence for bin in bins],
+        [100 * bin.accuracy for bin in bins],
+        s=[15 + 150 * bin.count / most for bin in bins],
+        alpha=0.8,
+    )
+    axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel="confidence (%)", ylabel="accuracy (%)")
+    axes.set_box_aspect(1)
+    axes.set_title(f"calibration error {evaluation.calibration_error:.1f} %")
+    axes.grid(alpha=0.25)

@@ -4,24 +4,40 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from semisfl.data import sources
+from semisfl.files import write_whole
+from semisfl.models.layers import Layers, Residual, named_layers
 from semisfl.runs import checkpoint
+from semisfl.runs.directory import RunDirectory
 from semisfl.runs.portable import answering_weights
 from semisfl.settings.counts import counted
-from semisfl.use import model_card, onnx_file, parts
-from semisfl.use.classifier import Classifier
-from semisfl.use.model_file import load
-from semisfl.use.parts import INPUTS, NEEDS, OUTPUTS, Part
+from semisfl.use import onnx_file
+from semisfl.use.classifier import Classifier, load
+from semisfl.use.model_card import card
+from semisfl.use.pictures import batches, files_of
 
 Format = Literal["onnx", "torch", "safetensors"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
+Part = Literal["whole", "bottom", "top"]
+INPUTS: dict[Part, str] = {"whole": "images", "bottom": "images", "top": "features"}
+OUTPUTS: dict[Part, str] = {"whole": "probabilities", "bottom": "features", "top": "probabilities"}
+HALVES: dict[Part, tuple[str, ...]] = {
+    "whole": ("bottom", "top"),
+    "bottom": ("bottom",),
+    "top": ("top",),
+}
+"""The halves of the model that each part consists of."""
+MOST_CHECKED = 256
+"""Images on which an exported file is checked."""
 TOLERANCE = 1e-4
 """Greatest difference of an exported part, as a share of its largest value (at least 1)."""
 AGREEMENT = 0.95
@@ -34,6 +50,8 @@ Runner = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Exported:
+    """The files that were written, and how well the exported one agrees with the original."""
+
     path: Path
     card: Path
     images: int
@@ -53,18 +71,17 @@ def export(
     part: Part = "whole",
     int8: bool = False,
 ) -> Exported:
-    """Write ``part`` of ``model`` into ``folder`` and check it on uint8 ``images``.
+    """Write ``part`` of ``model`` into ``folder`` and check it on uint8 ``images`` [n, C, H, W].
 
-    If the file's answers differ from the original's, raises an error and removes the file.
+    The file takes uint8 images (the top: features) for any batch size, and returns class probabilities (the
+    bottom: features). If its answers differ from the original's, raises `ValueError` and keeps no file.
     """
     if int8 and to != "onnx":
         raise ValueError(
             f"--quantize int8 is there for --to onnx, not for {to}: leave it out, or export to onnx"
         )
-    if not len(images):
-        raise ValueError("there is no image to check the exported model on; give some")
     model = model.to("cpu")
-    model.need(*NEEDS[part])
+    model.need(*HALVES[part])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{part}{'-int8' if int8 else ''}{SUFFIXES[to]}"
     calibrating, checking = images[:CALIBRATING], images
@@ -75,18 +92,80 @@ def export(
         calibrating, checking = images[:half], images[half:]
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as place:
         draft = Path(place) / path.name
-        try:
-            WRITERS[to](model, part, draft)
-            if int8:
-                onnx_file.quantize(draft, parts.input_of(model, part, calibrating))
-        except OSError as error:
-            error.filename = str(path)  # its own is the draft, or none
-            raise
+        WRITERS[to](model, part, draft)
+        if int8:
+            onnx_file.quantize(draft, _input_of(model, part, calibrating))
         difference, agreement = check(model, part, RUNNERS[to](draft, part), checking, int8)
         os.replace(draft, path)
     exported = Exported(path, folder / "MODEL_CARD.md", len(checking), difference, agreement)
-    model_card.write(model, exported.card)
+    write_whole(exported.card, card(model).encode())
     return exported
+
+
+# --- the part as a plain module ------------------------------------------------------------------
+
+
+class Normalize(nn.Module):
+    """Normalise uint8 images for the network."""
+
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(self, scale: Tensor, offset: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale.view(-1, 1, 1).clone())
+        self.register_buffer("offset", offset.view(-1, 1, 1).clone())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return normalised images [n, C, H, W] in float32."""
+        return images.float() * self.scale + self.offset
+
+
+class Sum(nn.Module):
+    """A residual block of plain layers."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.body, self.shortcut = body, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return body(x) + shortcut(x)."""
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """Return ``module`` without this package's fused operations, which other programs lack."""
+    if isinstance(module, Residual):
+        return Sum(_plain(module.body), _plain(module.shortcut))
+    if isinstance(module, Layers):
+        layers = ((name, _plain(layer)) for name, layer in named_layers(module))
+        return nn.Sequential(OrderedDict(layers))
+    return module
+
+
+def module_of(model: Classifier, part: Part) -> nn.Module:
+    """Return a plain module: images to probabilities, images to features, or features to probabilities."""
+    steps: dict[str, nn.Module] = {}
+    if INPUTS[part] == "images":
+        steps["normalize"] = Normalize(model.normalizer.scale, model.normalizer.offset)
+    for half in HALVES[part]:
+        steps[half] = _plain(getattr(model.network, half))
+    if OUTPUTS[part] == "probabilities":
+        steps["softmax"] = nn.Softmax(1)
+    return nn.Sequential(OrderedDict(steps)).eval().requires_grad_(False)
+
+
+def _input_of(model: Classifier, part: Part, images: Tensor) -> Tensor:
+    """Return the input of ``part`` for uint8 ``images``."""
+    return images if INPUTS[part] == "images" else model.features(images)
+
+
+def _example(model: Classifier, part: Part) -> Tensor:
+    """Return an input of two rows: with one, an exporter would fix the batch size."""
+    if INPUTS[part] == "features":
+        return torch.zeros(2, model.network.features)
+    return torch.zeros(2, *model.shape, dtype=torch.uint8)
 
 
 def about(model: Classifier, part: Part) -> dict[str, Any]:
@@ -104,13 +183,13 @@ def about(model: Classifier, part: Part) -> dict[str, Any]:
 
 def _write_onnx(model: Classifier, part: Part, path: Path) -> None:
     names = (INPUTS[part], OUTPUTS[part])
-    module = parts.module_of(model, part)
-    onnx_file.write(module, parts.example(model, part), names, about(model, part), path)
+    module, facts = module_of(model, part), about(model, part)
+    onnx_file.write(module, _example(model, part), names, facts, path)
 
 
 def _write_torch(model: Classifier, part: Part, path: Path) -> None:
     batch = torch.export.Dim("batch", min=1)
-    module, inputs = parts.module_of(model, part), (parts.example(model, part),)
+    module, inputs = module_of(model, part), (_example(model, part),)
     program = torch.export.export(module, inputs, dynamic_shapes=({0: batch},))
     content = io.BytesIO()  # on a full disk torch's own writer ends the process
     facts = {"semisfl.json": json.dumps(about(model, part))}
@@ -119,12 +198,10 @@ def _write_torch(model: Classifier, part: Part, path: Path) -> None:
 
 
 def _write_safetensors(model: Classifier, part: Part, path: Path) -> None:
-    prefixes = tuple(f"{name}." for name in NEEDS[part])
+    prefixes = tuple(f"{name}." for name in HALVES[part])
     weights = answering_weights(model.network)
     kept = {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
-    facts = about(model, part)
-    model_state = {key: facts[key] for key in ("description", "digest")} | {"weights": kept}
-    checkpoint.write(path, {"model": model_state})
+    checkpoint.write(path, {"model": {**about(model, part), "weights": kept}})
 
 
 WRITERS: dict[Format, Callable[[Classifier, Part, Path], None]] = {
@@ -166,7 +243,7 @@ def check(
 
     One of the batches is a single image, so that a fixed batch size is noticed.
     """
-    inputs = parts.input_of(model, part, images)
+    inputs = _input_of(model, part, images)
     expected = model.features(images) if part == "bottom" else model.probabilities(images)
     outputs = torch.cat([run(batch) for batch in (inputs[:1], inputs[1:]) if len(batch)])
     if outputs.shape != expected.shape:
@@ -175,8 +252,11 @@ def check(
             f"{list(expected.shape)}"
         )
     difference = float((outputs - expected).abs().max())
-    answers = model.answer(outputs) if part == "bottom" and "top" in model.parts else outputs
-    originals = model.probabilities(images) if answers is not outputs else expected
+    answers, originals = (
+        (model.answer(outputs), model.answer(expected))
+        if part == "bottom" and "top" in model.parts
+        else (outputs, expected)
+    )
     agreement = float((answers.argmax(1) == originals.argmax(1)).float().mean())
     allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
     # `not <=`, so that NaN is a mismatch too.
@@ -192,3 +272,35 @@ def check(
             "more images of the kind it will see"
         )
     return difference, agreement
+
+
+def images_to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
+    """Return at most MOST_CHECKED uint8 images from ``places``, or else test images of the run's data set."""
+    if not places:
+        return _test_images(model)
+    files = _spaced([file for place in places for file in files_of(place)])
+    read = list(batches(files, model.shape))
+    images = torch.cat([batch.images for batch in read])
+    if not len(images):
+        image, reason = read[0].skipped[0]
+        raise ValueError(f"none of {counted(len(files), 'image')} can be read: {image}: {reason}")
+    return images
+
+
+def _test_images(model: Classifier) -> Tensor:
+    assert model.path is not None
+    try:
+        about = RunDirectory.open(model.path.parent).config().data
+        data = sources.load(about.name, size=about.size)
+    except ValueError as error:
+        raise ValueError(
+            f"there are no images to check the exported model on ({error}); give some: --check IMAGES"
+        ) from error
+    images = data.test_images if len(data.test_images) else data.images
+    return images[_spaced(range(len(images)))]
+
+
+def _spaced(things: Sequence[Any]) -> list[Any]:
+    """Return at most MOST_CHECKED of the things, evenly spaced: they may be sorted by class."""
+    taken = min(MOST_CHECKED, len(things))
+    return [things[number * len(things) // taken] for number in range(taken)]

@@ -1,12 +1,10 @@
-"""Write MODEL_CARD.md: what a model is, its training data, its quality, and what is known about leakage."""
+"""The text of MODEL_CARD.md: what a model is, its training data, its quality, and what is known about leakage."""
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from semisfl.data.decode import LARGE
-from semisfl.files import write_whole
 from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
 from semisfl.runs.preset_changes import changes, flat
@@ -26,11 +24,8 @@ KINDS = {
 """Traffic by kind and direction, with what an attacker may learn from it."""
 
 
-def write(model: Classifier, path: Path) -> None:
-    write_whole(path, card(model).encode())
-
-
 def card(model: Classifier) -> str:
+    """Return the text of the card, in Markdown."""
     about = model.description
     sections = {
         "What it is": _about_model(model),
@@ -41,13 +36,11 @@ def card(model: Classifier) -> str:
         "Settings": _settings(about),
     }
     body = "\n\n".join(f"## {title}\n{text}" for title, text in sections.items())
-    return f"{front_matter(about)}\n# {_name(about)}\n\n{body}\n"
+    return f"{_front_matter(about)}\n# {_name(about)}\n\n{body}\n"
 
 
-def front_matter(about: Description) -> str:
+def _front_matter(about: Description) -> str:
     """Return what the Hugging Face hub reads: YAML, with every value written as JSON, which is YAML too."""
-    metrics = {"accuracy": about.accuracy, "f1": about.macro_f1}
-    names = {"accuracy": "accuracy, %", "f1": "macro-F1, %"}
     values: dict[str, Any] = {
         "library_name": "semisfl",
         "pipeline_tag": "image-classification",
@@ -56,14 +49,17 @@ def front_matter(about: Description) -> str:
     known = lookup.DATA.all().get(about.data)
     if known is not None and known.repository:
         values["datasets"] = [known.repository]
-    if about.accuracy is not None:
+    if about.accuracy is not None and about.macro_f1 is not None:
+        metrics = [
+            ("accuracy", "accuracy, %", about.accuracy),
+            ("f1", "macro-F1, %", about.macro_f1),
+        ]
         result = {
             "task": {"type": "image-classification"},
             "dataset": {"name": about.data, "type": about.data, "split": about.judged_on},
             "metrics": [
-                {"type": kind, "name": names[kind], "value": round(value, 2)}
-                for kind, value in metrics.items()
-                if value is not None
+                {"type": kind, "name": name, "value": round(value, 2)}
+                for kind, name, value in metrics
             ],
         }
         values["model-index"] = [{"name": _name(about), "results": [result]}]
@@ -77,7 +73,7 @@ def _class(name: str) -> str:
 
 
 def _name(about: Description) -> str:
-    return f"{_title(about.method)} on {about.data}"
+    return f"{lookup.title_of(about.method)} on {about.data}"
 
 
 def _use(about: Description) -> str:
@@ -91,95 +87,78 @@ def _use(about: Description) -> str:
     )
 
 
-def _title(method: str) -> str:
-    try:
-        return lookup.method(method).title
-    except ConfigError:  # a method of a package that is not installed here
-        return method
-
-
 def _about_model(model: Classifier) -> str:
     about = model.description
     channels, height, width = about.shape
     names = ", ".join(map(_class, about.classes))
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (about.mean, about.std))
     return (
         f"An image classifier of {len(about.classes)} classes: {names}.\n\n"
-        f"- input: uint8 images [n, {channels}, {height}, {width}], n free; normalised inside by mean "
-        f"{_numbers(about.mean)} and standard deviation {_numbers(about.std)} of values in 0 to 1\n"
+        f"- input: uint8 images [n, {channels}, {height}, {width}], n free; normalised inside by mean {mean} "
+        f"and standard deviation {std} of values in 0 to 1\n"
         f"- image files: turned upright by their EXIF orientation, converted to {'grey' if channels == 1 else 'RGB'}, "
         f"and resized to {width} x {height} pixels by bilinear interpolation, without keeping the aspect ratio; "
         "do the same where you call the model, since another resizing changes answers; a JPEG of more than "
         f"{LARGE / 1e6:.1f} million pixels is decoded at a fraction of its size first, which changes answers a little\n"
         f"- output: class probabilities [n, {len(about.classes)}], in the order above\n"
         f"- cut: the bottom gives {model.network.features} features per image\n"
-        f"- network: the {about.network} of a run of {_title(about.method)} (`{about.method}`), "
+        f"- network: the {about.network} of a run of {lookup.title_of(about.method)} (`{about.method}`), "
         f"semisfl {about.version}\n"
         f"- hash of classes and weights: `{model.digest}`"
     )
 
 
-def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
-
-
 def _data(about: Description) -> str:
-    server = f"`{about.data}`: {about.labeled:,} labelled images on the server"
-    digests = "".join(
-        f"\n- SHA-256 of the {kind} images with labels: `{about.digests[key]}`"
+    text = f"`{about.data}`: {about.labeled:,} labelled images on the server"
+    if about.sent:
+        # A server with devices has so many places, and not all need be taken.
+        up_to = "up to " if _is_served(about) else ""
+        clients = counted(about.settings["clients"]["total"], "client")
+        held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
+        text += (
+            f"; {held}unlabelled images on {up_to}{clients}, which kept them. Labels of the clients' images "
+            "were not used."
+        )
+    else:
+        text += ", and no other."
+    digests = [
+        f"- SHA-256 of the {kind} images with labels: `{about.digests[key]}`"
         for key, kind in (("labeled", "labelled"), ("judged", about.judged_on))
         if key in about.digests
-    )
-    digests = f"\n{digests}" if digests else ""
-    if not about.sent:
-        return f"{server}, and no other.{digests}"
-    # A run over a network has so many places, and not all need be taken.
-    real = about.settings.get("fleet", {}).get("kind") == "network"
-    total = counted(about.settings["clients"]["total"], "client")
-    clients = f"{'up to ' if real else ''}{total}"
-    held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
-    return (
-        f"{server}; {held}unlabelled images on {clients}, which kept them. Labels of "
-        f"the clients' images were not used.{digests}"
-    )
+    ]
+    return "\n".join([text, "", *digests] if digests else [text])
+
+
+def _is_served(about: Description) -> bool:
+    return bool(about.settings.get("fleet", {}).get("kind") == "network")
 
 
 def _quality(about: Description) -> str:
-    if about.accuracy is None:
+    if about.accuracy is None or about.macro_f1 is None:
         return "It was not tested."
-    return (
-        f"{about.accuracy:.1f} % of {about.tested_on:,} {about.judged_on} images of `{about.data}`, which were not "
-        f"trained on, after {counted(about.tested_after, 'round')}.{_at_the_end(about)} {_chosen(about)} `semisfl evaluate` "
-        f"tells precision, recall and calibration on images of your own.{_by_class(about)}"
-    )
-
-
-def _chosen(about: Description) -> str:
     measure = str(flat(about.settings).get("runtime.best_by", "accuracy")).replace("_f1", "-F1")
-    if about.judged_on == "validation":
-        return (
-            f"The round that a run keeps as best has the highest {measure} on these validation images; the test "
-            "images had no part in the choice."
-        )
-    return (
-        f"The round that a run keeps as best has the highest {measure} on these same test images: they chose it, "
-        "so expect a little less on others. With `data.validation` the choice does not look at the test images."
+    chosen = (
+        "validation images; the test images had no part in the choice."
+        if about.judged_on == "validation"
+        else "same test images: they chose it, so expect a little less on others. With `data.validation` the "
+        "choice does not look at the test images."
     )
-
-
-def _by_class(about: Description) -> str:
-    if about.macro_f1 is None or about.recall_by_class is None:
-        return ""
-    lines = [
+    at_the_end = (
+        ""
+        if about.test_accuracy is None
+        else f" {about.test_accuracy:.1f} % of the test images, which were read once, at the end."
+    )
+    text = (
+        f"{about.accuracy:.1f} % of {about.tested_on:,} {about.judged_on} images of `{about.data}`, which were not "
+        f"trained on, after {counted(about.tested_after, 'round')}.{at_the_end} The round that a run keeps as best "
+        f"has the highest {measure} on these {chosen} `semisfl evaluate` tells precision, recall and calibration "
+        f"on images of your own.\n\nMacro-F1 {about.macro_f1:.1f} %. Recall of each class:\n"
+    )
+    recalls = [
         f"- {_class(name)}: {'no image' if recall is None else f'{recall:.1f} %'}"
-        for name, recall in zip(about.classes, about.recall_by_class, strict=True)
+        for name, recall in zip(about.classes, about.recall_by_class or (), strict=True)
     ]
-    return "\n".join([f"\n\nMacro-F1 {about.macro_f1:.1f} %. Recall of each class:\n", *lines])
-
-
-def _at_the_end(about: Description) -> str:
-    if about.test_accuracy is None:
-        return ""
-    return f" {about.test_accuracy:.1f} % of the test images, which were read once, at the end."
+    return "\n".join([text, *recalls])
 
 
 def _leakage(about: Description) -> str:
@@ -207,7 +186,7 @@ def _leakage(about: Description) -> str:
 def _settings(about: Description) -> str:
     settings = {key: value for key, value in flat(about.settings).items() if value is not None}
     read = without(lookup.unread_settings(about.method), settings)
-    if read.get("fleet.kind") == "network":
+    if _is_served(about):
         read.pop("data.labeled", None)  # such a server uses all labelled images that it has
     try:
         preset, changed = changes(read)
@@ -218,6 +197,5 @@ def _settings(about: Description) -> str:
         f"- `{key} = {read[key]}` (preset: {'none' if before is None else before})"
         for key, before in changed.items()
     ]
-    return "\n".join(
-        [f"As in the preset `{preset}` of semisfl {about.version}, except:", "", *lines]
-    )
+    first = f"As in the preset `{preset}` of semisfl {about.version}, except:"
+    return "\n".join([first, "", *lines])

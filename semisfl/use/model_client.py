@@ -1,7 +1,6 @@
 """The device of split inference: it runs the bottom under its owner's policy and sends features."""
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -28,18 +27,9 @@ from semisfl.settings.bits import feature_bits
 from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use import onnx_file
 from semisfl.use import split_inference as protocol
-from semisfl.use.classifier import (
-    ListedPictures,
-    Pictures,
-    Predictions,
-    listed_pictures,
-    predictions,
-)
-from semisfl.use.model_file import load
-from semisfl.use.pictures import content_digest
+from semisfl.use.classifier import Predictions, load, predictions
+from semisfl.use.pictures import ListedPictures, Pictures, content_digest, list_pictures
 from semisfl.use.split_inference import ServedModel
-
-log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 30.0
 """For an answer, beside the time that its bytes take on the slowest link allowed."""
@@ -110,11 +100,7 @@ class ModelClient:
         self.model = read_model(target)
         self._row_bits = feature_bits(self._outgoing.policy, self.model.features)
         self._channel = _channel(target)
-        try:
-            self._bottom = self._read_bottom(bottom) if bottom else self._download_bottom()
-        except BaseException:
-            self.close()
-            raise
+        self._bottom = self._read_bottom(bottom) if bottom else self._download_bottom()
 
     # --- the bottom ------------------------------------------------------------------------------
 
@@ -123,14 +109,13 @@ class ModelClient:
         runner: Bottom
         if path.suffix == ".onnx":
             file = onnx_file.File(path, foreign=True)
-            identity, part = file.about()["identity"], file.about()["part"]
             # A file may mix the images of a batch, and bits are counted for each image alone.
             runner = self._one_by_one(file) if self._row_bits < math.inf else file
+            identity = file.identity
         else:
             model = load(path)
-            model.need("bottom")
-            identity, part, runner = model.identity, "bottom", model.features
-        if (part, identity) != ("bottom", self.model.identity):
+            runner, identity = model.features, model.identity
+        if identity != self.model.identity:
             raise ValueError(
                 f"{path} is not the bottom of the model that {self._target.address} serves, or cut elsewhere; "
                 "export it from the same run, with the server's --cut, or leave out --bottom"
@@ -171,11 +156,9 @@ class ModelClient:
                 f"{self._target.address} sends another bottom than it describes; try again if its model "
                 "was replaced meanwhile"
             )
-        try:
+        with contextlib.suppress(OSError):  # it is downloaded again then
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             checkpoint.write(cached, {"bottom": weights}, private=True)
-        except OSError as error:
-            log.warning("the bottom cannot be kept in %s: %s", cached, error.strerror or error)
         return weights
 
     def _one_by_one(self, bottom: Bottom) -> Bottom:
@@ -195,7 +178,7 @@ class ModelClient:
 
     def predict(self, images: Pictures) -> Predictions:
         """Classify images, as `Classifier.predict` does; raise `PolicyBreach` beyond the policy's caps."""
-        listed = listed_pictures(images)
+        listed = list_pictures(images)
         self._spend(listed)
         rows = protocol.rows_per_call(self.model.features, self._codec)
         return predictions(listed, self.model.shape, self.model.classes, self._answers, rows)

@@ -60,18 +60,17 @@ class ModelServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(protocol.SERVICE, handlers),)
         )
-        self.port = self._bind(network.listen)
-        self._server.start()
-
-    def _bind(self, listen: str) -> int:
         try:
-            if self._trust is None:
-                return self._server.add_insecure_port(listen)
-            return self._server.add_secure_port(listen, endpoint.credentials(self._trust))
+            self.port = (
+                self._server.add_insecure_port(network.listen)
+                if self._trust is None
+                else self._server.add_secure_port(network.listen, endpoint.credentials(self._trust))
+            )
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen on {listen}; choose another address or port"
+                f"cannot listen on {network.listen}; choose another address or port"
             ) from error
+        self._server.start()
 
     def close(self) -> None:
         """Stop listening, and allow calls in progress a moment to finish."""
@@ -108,7 +107,7 @@ class ModelServer:
 
     def _features(self, request: bytes, context: grpc.ServicerContext, device: str) -> bytes:
         metadata = dict(context.invocation_metadata())
-        rows, codec = _rows(metadata.get(protocol.ROWS)), metadata.get(protocol.CODEC, "")
+        rows, codec = int(metadata.get(protocol.ROWS, "0")), metadata.get(protocol.CODEC, "")
         lookup.codec(codec)
         schema = protocol.features_schema(rows, self.served.features, codec)
         frame = decode(request, {"features": schema})
@@ -123,10 +122,3 @@ class ModelServer:
         probabilities = self._model.answer(features)
         self.answered[device] += rows
         return b"".join(encode("answers", {}, {"probabilities": probabilities}))
-
-
-def _rows(text: str | None) -> int:
-    rows = int(text or 0)
-    if not 1 <= rows <= protocol.MOST_ROWS:
-        raise WireError(f"{rows} images; a call has 1 to {protocol.MOST_ROWS}")
-    return rows

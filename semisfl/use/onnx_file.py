@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl.files import parse_json
 from semisfl.settings.extras import needs
 
 ABOUT = "semisfl"
@@ -54,7 +53,7 @@ def write(
         import onnxruntime  # noqa: F401  # the written file is run and checked afterwards
         import onnxscript  # noqa: F401
     batch = torch.export.Dim("batch", min=1)
-    with _quiet("torch.onnx"):
+    with _quiet():
         program = torch.onnx.export(
             module,
             (example,),
@@ -70,17 +69,15 @@ def write(
 
 
 @contextlib.contextmanager
-def _quiet(logger: str | None) -> Iterator[None]:
-    """Silence warnings of missing packages and deprecations, and advice; None: the root logger."""
-    chatty = logging.getLogger(logger)
-    level = chatty.level
-    chatty.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+def _quiet() -> Iterator[None]:
+    """Silence warnings of missing packages and deprecations, and advice, in the block."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
             yield
-    finally:
-        chatty.setLevel(level)
+        finally:
+            logging.disable(logging.NOTSET)
 
 
 def quantize(path: Path, inputs: Tensor) -> None:
@@ -99,7 +96,7 @@ def quantize(path: Path, inputs: Tensor) -> None:
             return next(batches, None)
 
     prepared = path.with_suffix(".prepared.onnx")
-    with _quiet(None):
+    with _quiet():
         # ONNX's own shape inference suffices for these layers. Where the symbolic one (for transformers)
         # fails, some versions stop and leave files in the working directory.
         quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
@@ -154,12 +151,7 @@ class File:
             )
         except Exception as error:  # onnxruntime has a class of its own for each way to fail
             raise ValueError(f"{path} cannot be used as an ONNX file: {_line(error)}") from error
-        takes, gives = self._session.get_inputs(), self._session.get_outputs()
-        if len(takes) != 1 or [entry.type for entry in gives] != ["tensor(float)"]:
-            raise ValueError(
-                f"{path} is no part of a model, which takes one tensor and gives one of float32; export it again"
-            )
-        self.input = takes[0].name
+        self.input = self._session.get_inputs()[0].name
 
     def __call__(self, inputs: Tensor) -> Tensor:
         try:
@@ -168,13 +160,8 @@ class File:
             raise ValueError(f"{self._path} cannot be run: {_line(error)}") from error
         return torch.from_numpy(outputs)
 
-    def about(self) -> dict[str, Any]:
-        """Return the description that `write` put into the file."""
+    @property
+    def identity(self) -> str:
+        """Return the identity of the model that `write` put into the file; empty if another program wrote it."""
         text = self._session.get_modelmeta().custom_metadata_map.get(ABOUT, "{}")
-        with contextlib.suppress(ValueError):
-            values = parse_json(text)
-            if isinstance(values, dict) and values.keys() >= {"identity", "part"}:
-                return values
-        raise ValueError(
-            f"{self._path} was not written by semisfl export; export the bottom of the run again"
-        )
+        return str(json.loads(text).get("identity", ""))

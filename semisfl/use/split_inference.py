@@ -12,7 +12,7 @@ names the number of rows and the codec.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from math import prod
 from typing import Annotated, Any
@@ -137,23 +137,18 @@ class ServedModel(BaseModel):
 
 def text_of_model(model: ServedModel) -> str:
     """Return the terms as lines of printable text, for the owner of a device."""
-    return "\n".join(map(printable, _lines(model)))
-
-
-def _lines(model: ServedModel) -> Iterator[str]:
     held = model.device_layers
     parameters = sum(layer.parameters for layer in held)
-    yield f"terms       {model.digest}"
-    yield "use         classify: this device runs the layers below, the server the rest"
-    yield image_line(model.shape, len(model.classes), model.mean, model.std)
-    yield (
-        f"model       {parameters:,} parameters in {counted(len(held), 'layer')}, weights {model.bottom}"
-    )
-    yield from layer_lines(held)
-    yield (
+    lines = [
+        f"terms       {model.digest}",
+        "use         classify: this device runs the layers below, the server the rest",
+        image_line(model.shape, len(model.classes), model.mean, model.std),
+        f"model       {parameters:,} parameters in {counted(len(held), 'layer')}, weights {model.bottom}",
+        *layer_lines(held),
         f"leaves      per image {model.features:,} values (an image has {prod(model.shape):,}), once "
-        "for every time that it is classified"
-    )
+        "for every time that it is classified",
+    ]
+    return "\n".join(map(printable, lines))
 
 
 def features_schema(rows: int, features: int, codec: str) -> Schema:

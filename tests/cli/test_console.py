@@ -23,9 +23,8 @@ from semisfl.runs.directory import RunDirectory, Taken
 from semisfl.runs.paired import Difference
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
-from semisfl.use.classifier import Predictions
+from semisfl.use.classifier import Predictions, find
 from semisfl.use.evaluation import judge
-from semisfl.use.model_file import find
 from semisfl.use.pictures import Skipped
 from tests.disk import largest_file
 

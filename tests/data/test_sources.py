@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, caplog):
     said = f"{closed} cannot be read and is left out: Permission denied"
     assert len(load(str(tmp_path / "set")).images) == 6 and said in caplog.text
     caplog.clear()
-    assert len(pictures.files_of([tmp_path / "set"])) == 12 and said in caplog.text
+    assert len(pictures.files_of(tmp_path / "set")) == 12 and said in caplog.text
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])

@@ -14,7 +14,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.scores import Scores
 from semisfl.runs.start import begin, resume, train
-from semisfl.use.model_file import load
+from semisfl.use.classifier import load
 from tests import toy
 
 

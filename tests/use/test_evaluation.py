@@ -13,8 +13,7 @@ from semisfl import load
 from semisfl.cli.main import main
 from semisfl.cli.use_model import print_predictions
 from semisfl.use.classifier import Classifier, Predictions
-from semisfl.use.evaluation import evaluate_on, judge
-from semisfl.use.evaluation_plot import picture
+from semisfl.use.evaluation import evaluate_on, judge, picture
 from tests.pictures import cut_off
 from tests.use.trained import Trained
 
@@ -129,7 +128,7 @@ def test_evaluate_takes_a_csv_file_as_it_takes_folders(
         assert evaluation.confusion.tolist() == plain.confusion.tolist()
         assert [s.image for s in evaluation.skipped] == ([str(bad)] if name == "skips" else [])
     for row, error in (
-        (f"{files[0]},zebra,test", "'zebra' is no class"),
+        (f"{files[0]},zebra,test", "has the class 'zebra', which is no"),
         (f"{bad},,train", "no test"),
     ):
         (tmp_path / "wrong.csv").write_text(f"path,label,split\n{row}")
@@ -145,9 +144,12 @@ def test_mistakes_are_one_line(
     (tmp_path / "empty").mkdir()
     file = str(next(images.rglob("*.png")))
     for words, error in (
-        (["evaluate", run, "--data", str(tmp_path)], "empty is no class of the model, which knows"),
+        (
+            ["evaluate", run, "--data", str(tmp_path)],
+            "has the class 'empty', which is no class of the model",
+        ),
         (["evaluate", run, "--data", str(tmp_path / "empty")], "has no class folders"),
-        (["evaluate", run, "--data", "digits"], "has the class '0', which is none of the model's"),
+        (["evaluate", run, "--data", "digits"], "has the class '0', which is no class"),
         (["evaluate", run, "--data", "nowhere"], "neither a known set"),
         (["predict", str(tmp_path), file], "is neither a run's directory nor"),
         (["predict", run, str(tmp_path / "empty")], "holds no images"),

@@ -9,8 +9,7 @@ from semisfl.data.dataset import Dataset
 from semisfl.runs import checkpoint, experiment
 from semisfl.runs.result import Result
 from semisfl.runs.start import train
-from semisfl.use.classifier import Classifier
-from semisfl.use.model_file import load
+from semisfl.use.classifier import Classifier, load
 from tests import toy
 
 Trained = Callable[[str], tuple[Path, Result]]
