@@ -292,7 +292,7 @@ def test_mistakes_are_one_line(
         (words_of, "there are no images to check the exported model on (data 'toy' is neither"),
         ([*words_of, "--check", str(bad)], "none of 1 image can be read"),
         ([*words_of, "--check", good], "pip install 'semisfl[onnx]' (no module 'onnxruntime')"),
-        ([*words_of, "--check", good, "--cut", "nowhere"], "'nowhere' is no layer of the model"),
+        ([*words_of, "--check", good, "--cut", "nowhere"], "'nowhere' is no layer"),
     ):
         capsys.readouterr()
         assert main(words) == 2
