@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from semisfl.files import open_file, parse_json, read_json
 from semisfl.metrics.round_metrics import Damaged
 from semisfl.settings.plain_values import read
-from semisfl.settings.retired import modernised
 
 Made = TypeVar("Made")
 Values = dict[str, Any]
@@ -51,7 +50,7 @@ def read_config(path: Path) -> Values:
         for key in keys:
             if key in values and not isinstance(values[key], kind):
                 raise ValueError(f"{file} is damaged: {key} = {values[key]!r:.40} is no {name}")
-    return modernised(values)
+    return values
 
 
 def read_rounds(path: Path, make: Callable[[Values], Made]) -> list[Made]:

@@ -19,12 +19,6 @@ from semisfl.settings.mistakes import one_line
 from semisfl.settings.plain_values import override as override
 from semisfl.settings.plain_values import read as read
 from semisfl.settings.policy import Policy
-from semisfl.settings.retired import (
-    modernised,
-    refuse_lines_of_devices,
-    refuse_retired,
-    without_retired,
-)
 from semisfl.settings.robust import RobustConfig, class_for, rule_sections, section_of
 from semisfl.settings.run import (
     ClientsConfig,
@@ -213,7 +207,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
         raise TypeError(
             f"values is a {type(values).__name__}; it must be a dictionary of settings (semisfl.preset takes a name)"
         )
-    values = _without_own_view(modernised(values))
+    values = _without_own_view(dict(values))
     kind = _class_for(values)
     entries = (*others, *lookup.METHODS.all().values())
     sections = {entry.section for entry in entries if entry.section} - set(kind.model_fields)
@@ -222,8 +216,6 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
         rules = {section_of(name) for name in lookup.AGGREGATES.names()}
         rules -= set(class_for(robust).model_fields)
         values["robust"] = _without_others(robust, rules, rule_sections(), "robust.")
-    refuse_retired(values)
-    refuse_lines_of_devices(values)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -253,7 +245,7 @@ def _without_others(
     """Return ``values`` without the sections ``others``; a mistake in one of ours is still one."""
     for name in others & values.keys() & classes.keys():
         try:
-            classes[name].model_validate(without_retired(name, values[name]))
+            classes[name].model_validate(values[name])
         except ValidationError as error:
             keys, place = known_keys(classes[name]), f"{prefix}{name}."
             raise ConfigError(one_line(error, classes[name], keys, place, ALL_KEYS)) from error

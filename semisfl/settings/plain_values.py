@@ -5,7 +5,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from semisfl.settings.retired import MOVED
 from semisfl.settings.sections import ConfigError
 
 
@@ -30,8 +29,6 @@ def override(
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{option} {assignment!r} is not key=value, e.g. {option} rounds=10")
-        if names := MOVED.get(key.strip()):
-            raise ConfigError(f"{option} {assignment!r}: {key.strip()} is now {' or '.join(names)}")
         try:
             put(result, key.strip(), _value(text.strip()))
         except ConfigError as error:

@@ -13,7 +13,6 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from semisfl.settings.mistakes import one_line
 from semisfl.settings.plain_values import read
-from semisfl.settings.retired import policy_without_off, refuse_retired
 from semisfl.settings.sections import ConfigError, Section
 
 _UPDATES = "set policy.update_clip and policy.update_noise (policies/strict.toml has values)"
@@ -152,10 +151,8 @@ def read_policy(path: Path) -> DevicePolicy:
 
 def parse_policy(values: Mapping[str, Any], where: str = "policy") -> DevicePolicy:
     """Return the policy of a device; a mistake becomes a ConfigError of one line."""
-    current = policy_without_off(values)
-    refuse_retired({"policy": current}, f"{where}: ")
     try:
-        return DevicePolicy.model_validate(current)
+        return DevicePolicy.model_validate(values)
     except ValidationError as error:
         line = one_line(error, DevicePolicy, list(DevicePolicy.model_fields))
         raise ConfigError(f"{where}: {line}") from None

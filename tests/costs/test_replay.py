@@ -173,7 +173,7 @@ def test_slower_links_take_longer_and_the_seed_alone_decides(recorded: Path) -> 
 
 def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = str(tmp_path / "cost.png")
-    words = ["cost", str(recorded), "--codec", "int8", "--out", picture, "--target", "1"]
+    words = ["replay", str(recorded), "--codec", "int8", "--out", picture, "--target", "1"]
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [result["label"] for result in answer["results"]] == ["FedSwitch", "SemiSFL"]
@@ -195,9 +195,9 @@ def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     for word in ("hours", "features", "gradients", "not simulated", "to reach 1 %"):
         assert word in printed
-    assert main(["cost", str(recorded), "--codec", "morse"]) == 2
+    assert main(["replay", str(recorded), "--codec", "morse"]) == 2
     assert "morse" in capsys.readouterr().err
-    assert main(["cost", str(tmp_path)]) == 2
+    assert main(["replay", str(tmp_path)]) == 2
 
 
 def test_runs_are_grouped_and_judged_as_recorded(
@@ -214,7 +214,7 @@ def test_runs_are_grouped_and_judged_as_recorded(
         values = tomllib.loads((place / "config.toml").read_text())
         values |= {"seed": seed, "rounds": 99} | tomllib.loads(more)
         (place / "config.toml").write_text(to_toml(config.parse(values)))
-    assert main(["cost", str(tmp_path), "--codec", "int8", "--json", "--uplink", "0.001"]) == 0
+    assert main(["replay", str(tmp_path), "--codec", "int8", "--json", "--uplink", "0.001"]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     by_run = {Path(run).name: one for one in results for run in one["runs"]}
     assert len(results) == len(by_run) == 3
@@ -233,7 +233,7 @@ def test_an_unfinished_run_is_reported_up_to_one_common_round(
     rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     rows[-1].pop("accuracy")
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["cost", str(place), "--json"]) == 0
+    assert main(["replay", str(place), "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["rounds"] == len(rows) - 1
     assert len(result["rounds_of_runs"][str(place)]) == len(rows) - 1

@@ -1,14 +1,17 @@
 """Configuration: overrides, and mistakes, each in one line that names the key, the value and the fix."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semisfl.settings import config, presets
-from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.config import Config, ConfigError, built_in_sections, known_keys, parse
 from semisfl.settings.plain_values import words_of
+from semisfl.settings.robust import rule_sections
 from semisfl.settings.sections import needed_confidence
+from semisfl.settings.toml import to_toml
 
 BASE = {"clients": {"total": 10, "active": 5}}
 
@@ -226,3 +229,33 @@ def test_fewer_classes_need_more_confidence() -> None:
 def test_lists_on_the_command_line_may_have_blanks_and_repeat_a_word() -> None:
     assert words_of(" a, b,,a ,c d") == ["a", "b", "c d"]
     assert words_of(" , ") == []
+
+
+def every_key() -> list[str]:
+    """Return every setting: the common ones, those of all methods and those of all rules."""
+    keys = known_keys(config.Config)
+    for prefix, classes in (("", built_in_sections()), ("robust.", rule_sections())):
+        for name, section in classes.items():
+            keys += known_keys(section, f"{prefix}{name}.")
+    return keys
+
+
+def test_there_are_few_settings() -> None:
+    """A setting stays only if a run shows that it pays, the paper has it, or a user must say it."""
+    keys = every_key()
+    assert len(keys) == len(set(keys)) <= 90, len(keys)
+
+
+def test_a_mistake_in_another_methods_section_is_still_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'fedmatch\.helper'; did you mean"):
+        parse({"method": "semisfl", "fedmatch": {"helper": 1}})
+    with pytest.raises(ConfigError, match=r"robust\.krum\.attackers = 0\.7"):
+        parse({"robust": {"aggregate": "mean", "krum": {"attackers": 0.7}}})
+
+
+def test_a_run_writes_its_own_methods_section_alone() -> None:
+    for method in ("semisfl", "fedmatch", "supervised", "fedswitch-sl"):
+        written = tomllib.loads(to_toml(parse({"method": method})))
+        own = {"supervised": set(), "fedswitch-sl": {"fedswitch"}}.get(method, {method})
+        assert built_in_sections().keys() & written.keys() == own
+        assert "krum" not in written["robust"]
