@@ -37,9 +37,8 @@ from semisfl.net.client.owner import Approval, Owner
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
 from semisfl.runs.portable import Description, answering_weights
-from semisfl.use.classifier import Classifier
+from semisfl.use.classifier import Classifier, load
 from semisfl.use.model_client import ModelClient
-from semisfl.use.classifier import load
 from semisfl.use.model_server import ModelServer
 
 RATE = 4e6 / 8

@@ -15,7 +15,6 @@ from semisfl.cli import (
     fleet,
     look,
     planning,
-    replays,
     results,
     serve_model,
     train,
@@ -66,7 +65,7 @@ app = typer.Typer(
 GROUPS = {
     "Train": (train,),
     "Before training": (look, planning),
-    "Results": (results, replays, watching),
+    "Results": (results, watching),
     "Use a trained model": (use_model, serve_model),
     "Train with real devices": (devices, fleet),
     "Attack a run to see how safe it is": (attack,),

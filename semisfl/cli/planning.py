@@ -1,20 +1,35 @@
-"""``semisfl plan``: what training would cost, before it starts."""
+"""``semisfl plan`` and ``replay``: what a run would cost over chosen connections and devices, before or after it."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from semisfl.cli import output, plan_report
-from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
+from semisfl.cli import output
+from semisfl.cli.options import (
+    AllowMethod,
+    Json,
+    Preset,
+    Settings,
+    Target,
+    chosen_preset,
+    values_of,
+)
+from semisfl.cli.results import print_target
 from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
 from semisfl.files import save_picture
+from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
-    from semisfl.costs.plan import Plan
+    from semisfl.costs.plan import Line, Plan
+    from semisfl.costs.replay import Replay
+    from semisfl.runs.grouping import Group
+    from semisfl.runs.report import Summary
+    from semisfl.settings.config import Config
 
 Uplink = Annotated[
     str,
@@ -63,50 +78,347 @@ def plan(
 
     The default connection speeds are the paper's. The speed of its devices is assumed (docs/costs.md).
     """
-    from semisfl.costs import about_images
+    from semisfl.costs import about_images, charts
     from semisfl.costs import plan as plans
     from semisfl.costs.clock import World
     from semisfl.runs.compare import choose_methods
     from semisfl.settings import config as configs
+    from semisfl.settings import lookup
 
-    preset = chosen_preset(preset, settings)
-    values = values_of(preset, settings)
+    values = values_of(chosen_preset(preset, settings), settings)
     config = configs.parse(values)
-    chosen = choose_methods(methods) if methods is not None else None
+    chosen = choose_methods(methods) if methods is not None else []
     held = about_images.planned(config)
     world = World.of(uplink, downlink, latency, profile, config.seed)
     proposed = plans.make(
-        config, held, world, lambda name: configs.parse({**values, "method": name}), chosen or ()
+        config, held, world, lambda name: configs.parse({**values, "method": name}), chosen
     )
-    if chosen is not None:
-        proposed = _only(proposed, chosen)
+    if chosen:
+        names = [lookup.method(name).name for name in chosen]
+        kept = [line for line in proposed.methods if line.method in names]
+        proposed = replace(proposed, methods=kept)
     if not json_:  # before the picture: drawing takes seconds
-        if chosen is None:
-            plan_report.print_cuts(proposed)
-        plan_report.print_methods(proposed)
-        if chosen is None:
-            print("\n".join(plan_report.advice(proposed)))
-        print(plan_report.assumptions(proposed, held.mean, profile))
+        if not chosen:
+            print_cuts(proposed)
+        print_methods(proposed)
+        if not chosen:
+            print("\n".join(advice(proposed)))
+        print(
+            f"{world.described(profile)} Codecs: {_codecs(config)}. Bytes are what a run counts. Seconds are means "
+            f"of {plans.ROUNDS} drawn rounds of {counted(config.clients.active, 'client')} with {held.mean:,.0f} "
+            f"images each; {USUAL}"
+        )
     picture = None
-    if chosen is None:
-        from semisfl.costs import charts
-
+    if not chosen:
         picture = output.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
     if json_:
-        print(json.dumps(plan_report.as_json(proposed, cuts=chosen is None, picture=picture)))
+        print(json.dumps(as_json(proposed, cuts=not chosen, picture=picture)))
     elif picture:
         print(f"picture: {picture}")
 
 
-COMMANDS = {"plan": plan}
+INEXACT = {
+    "exact": "the files have totals only; bytes by client and kind are computed from the method's formula and the "
+    "clients drawn",
+    "coded": "some bytes are not whole models or batches (for example in a method of another package) and stay as "
+    "recorded",
+}
+"""What an attribute of a round's traffic means if it is false."""
+USUAL = (
+    "FedSwitch's clients are counted with a teacher, FedMatch's without the helpers of every "
+    "tenth round."
+)
 
 
-def _only(proposed: "Plan", methods: Sequence[str]) -> "Plan":
-    """Return the plan with these methods alone."""
+def print_cuts(plan: "Plan") -> None:
+    """Print a table with a line for every cut of the model."""
+    table = output.table(
+        f"cuts of {plan.config.model.name} for {plan.cuts[0].title}: one client",
+        ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "a day"),
+    )
+    for group in plan.groups():
+        line, inside = group[-1], [one.index for one in group]
+        signs = "*" * (plan.chosen.index in inside) + "<" * (plan.best.index in inside)
+        table.add_row(
+            f"{'–'.join(dict.fromkeys((group[0].cut, line.cut)))} {signs}".strip(),
+            amount(line.bottom_bytes),
+            amount(line.features_per_step),
+            f"{line.client_flops / 1e9:,.1f}",
+            amount(line.client_memory) + ("" if line.fits else " !"),
+            amount(line.total),
+            f"{line.seconds:,.1f}",
+            f"{line.rounds_per_day:,.0f}",
+        )
+    output.show(table)
+    print(
+        "features and GFLOP are per iteration, sent and seconds per round; a day is so many rounds. * is the "
+        "configured cut, < the fastest; ! needs more memory than a device has\n"
+    )
+
+
+def print_methods(plan: "Plan") -> None:
+    """Print a table with a line for every method."""
+    table = output.table(
+        f"methods at cut {plan.methods[0].cut}",
+        ("method", "down", "up", "seconds", "work", "send", "wait", "run", "hours"),
+    )
+    for line in plan.methods:
+        table.add_row(
+            line.title,
+            amount(line.down),
+            amount(line.up),
+            f"{line.seconds:,.1f}",
+            *(f"{part:,.1f}" for part in (line.computing, line.sending, line.waiting)),
+            amount(plan.run_bytes(line)),
+            f"{plan.run_hours(line):,.1f}",
+        )
+    output.show(table)
+    alone = plan.config.rounds - plan.config.client_rounds
+    print(
+        "down, up and seconds are per round; work, send and wait are where an average client spends them. "
+        f"run and hours are of {counted(plan.config.rounds, 'round')} with {counted(plan.config.clients.active, 'active client')}"
+        f"{f', the first {alone} without clients' if alone else ''}\n"
+    )
+
+
+def _codecs(config: "Config") -> str:
+    """Return ``fp32``, or the codec of each kind of tensor."""
+    wire = config.wire
+    if len(wire.codecs) == 1:
+        return wire.models
+    used = wire.model_dump()
+    return ", ".join(f"{codec} {kind.replace('_', ' ')}" for kind, codec in used.items())
+
+
+def advice(plan: "Plan") -> list[str]:
+    """Return the conclusions of a plan, one sentence each."""
+    best, chosen, smallest = plan.best, plan.chosen, plan.smallest
+    sentences = [
+        f"Best cut for these connections and devices: {best.cut} ({best.seconds:,.1f} s per round, "
+        f"{best.rounds_per_day:,.0f} rounds a day, {amount(best.total)} per client)."
+    ]
+    if best.index != chosen.index:
+        sentences.append(f"The configured cut, {chosen.cut}, takes {chosen.seconds:,.1f} s.")
+    if smallest.index != best.index:
+        sentences.append(f"Fewest bytes: {smallest.cut} ({amount(smallest.total)} per client).")
+    if not plan.full:
+        return sentences
+    rival = min(plan.full, key=lambda line: line.total)
+    quickest = min(plan.full, key=lambda line: line.seconds)
+    sentences.append(
+        f"{rival.title} exchanges whole models and sends {_times(rival.total, smallest.total, 'more', 'less')} "
+        f"{smallest.title} at {smallest.cut}; {quickest.title} takes "
+        f"{_times(quickest.seconds, best.seconds, 'longer', 'less time')} the best cut."
+    )
+    steps = plan.break_even_steps(smallest, rival)
+    sentences.append(
+        f"At cut {smallest.cut}, {rival.title} sends less from clients.steps = {steps:,} on; this plan "
+        f"has {plan.config.clients.steps:,}."
+    )
+    return sentences
+
+
+def _times(value: float, other: float, more: str, less: str) -> str:
+    """Return a comparison such as ``1.6 times more than``."""
+    above = value > other
+    ratio = value / other if above else other / value
+    if ratio < 1.05:
+        return "about as much as" if more == "more" else "about as long as"
+    return f"{ratio:.1f} times {more if above else less} than"
+
+
+def as_json(plan: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]:
+    """Return the plan for ``--json``; without ``cuts``, the methods alone."""
+
+    def plain(line: "Line") -> dict[str, Any]:
+        fitting = line.rounds_per_day if line.seconds else None
+        run = {"run_bytes": plan.run_bytes(line), "run_hours": plan.run_hours(line)}
+        return asdict(line) | {"total": line.total, "rounds_per_day": fitting} | run
+
+    common = {
+        "rounds": plan.config.rounds,
+        **plan.world.as_json(),
+        "wire": plan.config.wire.model_dump(),
+        "methods": [plain(line) for line in plan.methods],
+    }
+    if not cuts:
+        return common
+    return common | {
+        "cuts": [plain(line) for line in plan.cuts],
+        "best": plan.best.cut,
+        "configured": plan.chosen.cut,
+        "fewest_bytes": plan.smallest.cut,
+        "advice": advice(plan),
+        "picture": str(picture) if picture else None,
+    }
+
+
+# --- replay ----------------------------------------------------------------------------------------
+
+
+def replay(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    uplink: Uplink = PAPER_UP,
+    downlink: Downlink = PAPER_DOWN,
+    latency: Latency = LATENCY,
+    profile: DeviceProfile = PROFILE,
+    codec: Annotated[
+        str | None,
+        typer.Option(help="Count all traffic in this codec; default: the recorded codecs."),
+    ] = None,
+    target: Target = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Picture; default: replay.png in the run's folder, or here if several."),
+    ] = None,
+    allow_method: AllowMethod = None,
+    json_: Json = False,
+) -> None:
+    """Compute the hours and bytes of recorded runs over other connections, devices and codecs.
+
+    Nothing is trained: accuracies are the recorded ones, so the accuracy lost to a codec is not simulated.
+    """
+    from semisfl.costs import charts
+    from semisfl.costs import replay as replays
+    from semisfl.costs.clock import World
+    from semisfl.runs import grouping, report
     from semisfl.settings import lookup
 
-    known = {line.method: line for line in proposed.methods}
-    names = {name: lookup.method(name).name for name in methods}
-    if unknown := [name for name in methods if names[name] not in known]:
-        raise ValueError(f"--methods {unknown[0]}: this method has no cost formula; leave it out")
-    return replace(proposed, methods=[known[names[name]] for name in methods])
+    if codec is not None:
+        lookup.codec(codec)
+    world = World.of(uplink, downlink, latency, profile)
+    results = []
+    for group in grouping.group_runs(grouping.find_runs(runs)):
+        replayed = [replays.replay(run, world, codec) for run in group.runs]
+        moved = replace(group, runs=[one.as_run() for one in replayed])
+        shares, sent = replays.shares(replayed), replays.bytes_by_kind(replayed)
+        results.append(Replayed(moved, report.summarise(moved, target), replayed, shares, sent))
+    if not json_:  # at once: drawing takes seconds
+        _print_time(results, target)
+        _print_traffic([one for one in results if one.traffic])
+        for note in _notes(results, codec):
+            print(note)
+        print(
+            f"{world.described(profile)} Work, send and wait are shares of an active client's time. Sent includes "
+            "rounds that had to be repeated."
+        )
+    place = out or output.picture_beside(runs, "replay.png")
+    pairs = [(one.group, one.replays) for one in results]
+    picture = output.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
+    if json_:
+        answer = {
+            "results": [report.as_json(one.summary) | one.as_json() for one in results],
+            **world.as_json(),
+            "codec": codec,
+            "notes": _notes(results, codec),
+            "picture": str(picture) if picture else None,
+        }
+        print(json.dumps(answer))
+    elif picture:
+        print(f"curves: {picture}")
+
+
+class Replayed(NamedTuple):
+    """The replays of runs that differ only in seed."""
+
+    group: "Group"
+    """The runs, with the bytes and seconds of their replays."""
+    summary: "Summary"
+    replays: list["Replay"]
+    shares: tuple[float, float, float]
+    """The shares of an active client's time: computing, sending, waiting."""
+    traffic: dict[str, int]
+    """Bytes by kind and direction, over all runs, rounds and clients."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the costs, also round by round, with the bytes and seconds of each client."""
+        return {
+            "hours": (self.summary.seconds or 0.0) / 3600,
+            "shares": dict(zip(("computing", "sending", "waiting"), self.shares, strict=True)),
+            "traffic": self.traffic,
+            "rounds_of_runs": {
+                str(replay.run.path): [
+                    {
+                        "round": time.round,
+                        "seconds": time.seconds,
+                        "server": time.server,
+                        "exact": sent.exact,
+                        "clients": {
+                            str(client): {"bytes": dict(sizes), **asdict(time.clients[client])}
+                            for client, sizes in sent.clients.items()
+                        },
+                    }
+                    for time, sent in zip(replay.times, replay.traffic, strict=True)
+                ]
+                for replay in self.replays
+            },
+        }
+
+
+def _print_time(results: Sequence[Replayed], target: float | None) -> None:
+    columns = ("method", "seeds", "rounds", "accuracy %", "hours", "work", "send", "wait", "sent")
+    table = output.table("time over these connections and devices", columns)
+    for one in results:
+        table.add_row(
+            one.group.label,
+            str(len(one.replays)),
+            str(one.summary.rounds),
+            str(one.summary.accuracy),
+            output.known(one.summary.seconds, _hours),
+            *(f"{share:.0%}" for share in one.shares),
+            amount(one.summary.bytes or 0),
+        )
+    output.show(table)
+    if target is not None:
+        lines = [(one.group.label, one.summary) for one in results]
+        print_target(f"to reach {target:g} %", lines, "hours", _hours)
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    if hours >= 10:
+        return f"{hours:,.1f}"
+    return f"{hours:.2f}" if hours >= 0.01 or not hours else "< 0.01"
+
+
+def _print_traffic(results: Sequence[Replayed]) -> None:
+    """Print the mean bytes of a run by kind and direction, and those of the clients with the least and the most."""
+    if not results:
+        return
+    kinds = sorted({kind for one in results for kind in one.traffic})
+    names = [kind.replace("_", "\n") for kind in kinds]
+    table = output.table("what a run sends", ("method", *names, "client:\nleast", "\nmost"))
+    for one in results:
+        by_client: Counter[int] = Counter()
+        for sent in (sent for replay in one.replays for sent in replay.traffic):
+            by_client.update(
+                {client: sum(sizes.values()) for client, sizes in sent.clients.items()}
+            )
+        sizes = [one.traffic.get(kind, 0) for kind in kinds]
+        sizes += [min(by_client.values()), max(by_client.values())]
+        table.add_row(one.group.label, *(amount(size / len(one.replays)) for size in sizes))
+    output.show(table)
+
+
+def _notes(results: Sequence[Replayed], codec: str | None) -> list[str]:
+    """Return what these numbers leave out, one line each."""
+    lines = [f"! {one.group.label}: {one.summary.remark}" for one in results if one.summary.remark]
+    for attribute, text in INEXACT.items():
+        labels = [
+            one.group.label
+            for one in results
+            if not all(
+                getattr(sent, attribute) for replay in one.replays for sent in replay.traffic
+            )
+        ]
+        if labels:
+            lines.append(f"! {', '.join(labels)}: {text}")
+    if codec is not None:
+        lines.append(
+            f"! the accuracy lost to {codec} is not simulated: accuracies are those recorded with each "
+            "run's own codecs"
+        )
+    return lines
+
+
+COMMANDS = {"plan": plan, "replay": replay}

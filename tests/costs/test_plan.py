@@ -10,7 +10,7 @@ from PIL import Image
 
 from semisfl.cli import console
 from semisfl.cli.main import main
-from semisfl.cli.plan_report import print_cuts, print_methods
+from semisfl.cli.planning import print_cuts, print_methods
 from semisfl.costs import profiles
 from semisfl.costs.about_images import AboutImages, planned
 from semisfl.costs.charts import plan_picture
