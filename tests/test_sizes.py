@@ -16,8 +16,8 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 BUDGETS = {
     "algorithm": 302,
     "attacks": 881,
-    "cli": 1746,
-    "costs": 1037,
+    "cli": 1525,
+    "costs": 758,
     "data": 1403,
     "engine": 649,
     "engine/kernels": 1094,
