@@ -229,7 +229,7 @@ def test_the_core_needs_little() -> None:
         ),
         *modules("engine.hardware", "engine.sgd", "engine.sums", "engine.weights"),
         *(f"semisfl.runs.{name}" for name in ("experiment", "loop", "start", "directory")),
-        *(f"semisfl.fleet.{name}" for name in ("base", "codec", "local", "local_full", "slot")),
+        *(f"semisfl.fleet.{name}" for name in ("base", "codec", "local", "local_full")),
     ]
     for module in core:
         needed = {name.split(".")[0] for name in imports(module, when_imported=True)}

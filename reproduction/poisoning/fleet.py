@@ -17,10 +17,9 @@ from semisfl import seeds
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.block import ClientBlock, StepFeatures
-from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.local import LocalFleet, as_states
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.setup import FleetSetup
-from semisfl.fleet.simulation import as_states
 from semisfl.runs.checkpoint import snapshot
 from semisfl.settings.policy import DevicePolicy, Policy
 

@@ -1,14 +1,87 @@
-"""The simulation: every client in this process."""
+"""The simulation: all clients in this process, each taking part until its policy's caps are used up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.block import ClientBlock
+from semisfl.fleet.caps import Price, Spent
+from semisfl.fleet.held_back import HeldBack
+from semisfl.fleet.outgoing import Cleared
 from semisfl.fleet.setup import FleetSetup
-from semisfl.fleet.simulation import Simulation, as_states
+
+
+def as_states(bottoms: Mapping[int, Cleared]) -> dict[int, State]:
+    """Return what the server holds of clients' bottoms."""
+    return {client: cleared.tensors for client, cleared in bottoms.items()}
+
+
+class Simulation:
+    """Base of the fleets whose clients live in the run's own processes."""
+
+    def __init__(self, block: ClientBlock) -> None:
+        """Take this process's ``block``; it knows the images of every client."""
+        self.block = block
+        self.config = block.config
+        self.traffic = block.traffic
+        self.held_back = HeldBack()
+        self._policy = block.outgoing.policy
+        self._spent = [Spent() for _ in block.shards]
+
+    def open(self, directory: Path | None) -> None:
+        """Do nothing: all clients are there from the start."""
+
+    def close(self, finished: bool) -> None:
+        """Do nothing: clients end with their process."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what clients have used up of their caps; draws follow from the round's number."""
+        if not self._policy.capped:
+            return {}
+        bits = self._policy.bits_per_image is not None  # else it may be infinite
+        return {
+            "spent": [[one.rounds, one.uses, *([one.bits] if bits else [])] for one in self._spent]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert state.keys() <= {"spent"}, "the state of another kind of fleet"
+        self._spent = [Spent(*item) for item in state.get("spent", ())] or self._spent
+
+    def image_counts(self) -> Mapping[int, int]:
+        return {client: len(shard) for client, shard in enumerate(self.block.shards)}
+
+    def present(self) -> Sequence[int]:
+        clients = range(len(self._spent))
+        return [c for c in clients if self._refusal(c) is None] if self._policy.capped else clients
+
+    def members(self) -> Mapping[int, str]:
+        return {client: str(client) for client in range(len(self._spent))}
+
+    def wait_ready(self) -> None:
+        """Raise `ValueError` if the policies' caps leave no client."""
+        if not self.present():
+            raise ValueError(f"no client is left: {self._refusal(0)}; ask for fewer rounds")
+
+    def settle(self, good: bool) -> str | None:
+        """Return None: no simulated client is suspected."""
+        return None
+
+    def spend(self, clients: Sequence[int]) -> None:
+        """Take one round from these clients' caps."""
+        for client in clients if self._policy.capped else ():
+            self._spent[client] = self._spent[client].plus(self._price(client))
+
+    def _price(self, client: int) -> Price:
+        held = replace(self.block.held, images=len(self.block.shards[client]))
+        return Price.of_split(self._policy, self.config.clients.steps, held)
+
+    def _refusal(self, client: int) -> str | None:
+        return self._spent[client].refusal(self._policy, self._price(client))
 
 
 class LocalFleet(Simulation):

@@ -187,7 +187,7 @@ CODECS = {
         ),
         NamedCodec(
             name="int4",
-            code="semisfl.fleet.int4:INT4",
+            code="semisfl.fleet.codec:INT4",
             summary="half a byte per value, a scale per 32 values",
         ),
     )

@@ -8,7 +8,7 @@ import torch
 
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, SplitRound
 from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
-from semisfl.fleet.cluster.cluster_split import blocks_of
+from semisfl.fleet.cluster.plans import blocks_of
 from semisfl.fleet.packing import outline, pack, room_for, unpack
 from semisfl.models.build import build_model
 from semisfl.runs.experiment import Experiment, assemble

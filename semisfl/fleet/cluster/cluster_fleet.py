@@ -17,11 +17,11 @@ from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.byte_counts import Traffic
-from semisfl.fleet.cluster import cluster_full, cluster_split
+from semisfl.fleet.cluster import plans
 from semisfl.fleet.cluster.ranks import RankLost, Ranks, Transfer, launch
+from semisfl.fleet.local import Simulation, as_states
 from semisfl.fleet.packing import room_for, unpack
 from semisfl.fleet.setup import FleetSetup
-from semisfl.fleet.simulation import Simulation, as_states
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 
@@ -81,7 +81,7 @@ class ClusterFleet(Simulation):
             self._coming.wait()
             self._coming = None
         while self._owing:
-            cluster_full.receive_results(self._ranks, self._owing.pop(0), Traffic())
+            plans.receive_results(self._ranks, self._owing.pop(0), Traffic())
 
     # --- a split round ---------------------------------------------------------------------------
 
@@ -89,11 +89,11 @@ class ClusterFleet(Simulation):
         self._drop_late_messages()
         self.spend(plan.active)
         self._plan, self._step = plan, 0
-        self._blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
-        cluster_split.send_plan(self._ranks, plan, self._blocks)
+        self._blocks = plans.blocks_of(plan.active, self._ranks.count)
+        plans.send_split(self._ranks, plan, self._blocks)
         self._expect_features()
         if self._blocks[0]:
-            ahead = cluster_split.blocks_of(plan.next_active, self._ranks.count)[0]
+            ahead = plans.blocks_of(plan.next_active, self._ranks.count)[0]
             self.block.start_round(replace(plan, active=self._blocks[0], next_active=ahead))
 
     def _expect_features(self) -> None:
@@ -174,13 +174,13 @@ class ClusterFleet(Simulation):
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
         self._drop_late_messages()
         self.spend(plan.active)
-        blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
-        cluster_full.send_plan(self._ranks, work, plan, blocks)
+        blocks = plans.blocks_of(plan.active, self._ranks.count)
+        plans.send_full(self._ranks, work, plan, blocks)
         self._owing = list(self._ranks.others)
         results = self.block.train(work, replace(plan, active=blocks[0])) if blocks[0] else []
         stopped = False
         while self._owing:
-            received = cluster_full.receive_results(self._ranks, self._owing.pop(0), self.traffic)
+            received = plans.receive_results(self._ranks, self._owing.pop(0), self.traffic)
             stopped = stopped or received is None
             results += received or []
         if stopped:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from semisfl.fleet.block import ClientBlock
-from semisfl.fleet.cluster import cluster_full, cluster_split
+from semisfl.fleet.cluster import plans
 from semisfl.fleet.cluster.ranks import Ranks
+from semisfl.fleet.local import as_states
 from semisfl.fleet.packing import outline, pack
 from semisfl.fleet.setup import FleetSetup
-from semisfl.fleet.simulation import as_states
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.stopping import Stopped
@@ -54,7 +54,7 @@ class RankWorker:
     # --- a split round ---------------------------------------------------------------------------
 
     def _split(self, message: Mapping[str, Any]) -> None:
-        self._plan, self._step = cluster_split.receive_plan(self._ranks, message), 0
+        self._plan, self._step = plans.receive_split(self._ranks, message), 0
         self._counts()  # drops those of an abandoned round
         if self._plan.active:
             self._block.start_round(self._plan)
@@ -97,7 +97,7 @@ class RankWorker:
     # --- a full-model round ----------------------------------------------------------------------
 
     def _train(self, message: Mapping[str, Any]) -> None:
-        plan = cluster_full.receive_plan(self._ranks, message)
+        plan = plans.receive_full(self._ranks, message)
         self._counts()
         try:
             work = self._works[message["work"]]
@@ -105,4 +105,4 @@ class RankWorker:
         except Stopped:
             self._ranks.reply(stopped=True)
             return
-        cluster_full.send_results(self._ranks, results, self._counts())
+        plans.send_results(self._ranks, results, self._counts())

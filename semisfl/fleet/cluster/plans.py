@@ -1,4 +1,4 @@
-"""Send a full-model round's plan to the other ranks, and their results back.
+"""Send a round's plan from rank 0 to the other ranks, and the results of a full-model round back.
 
 States cross once per rank that needs them, however many of its clients share them. What a client
 asks for during the round is sent along, and counted only if it was asked for.
@@ -7,11 +7,57 @@ asks for during the round is sent along, and counted only if it was asked for.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
+from semisfl.fleet.base import ClientResult, ClientWork, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
-from semisfl.fleet.cluster.cluster_split import Block
 from semisfl.fleet.cluster.ranks import Ranks
 from semisfl.fleet.packing import outline, pack, room_for, unpack
+
+Block = tuple[int, ...]
+"""The active clients of one rank."""
+
+
+def blocks_of(active: Sequence[int], ranks: int) -> list[Block]:
+    """Return equal shares, in order. If they cannot be equal, rank 0 has fewer: it is the server too."""
+    least, more = divmod(len(active), ranks)
+    sizes = [least + (rank >= ranks - more) for rank in range(ranks)]
+    ends = [sum(sizes[: rank + 1]) for rank in range(ranks)]
+    return [tuple(active[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def send_split(ranks: Ranks, plan: SplitRound, blocks: Sequence[Block]) -> None:
+    """Send the plan and both bottoms from rank 0 to the others."""
+    ranks.send_command(
+        "split",
+        index=plan.index,
+        blocks=blocks,
+        next_blocks=blocks_of(plan.next_active, ranks.count),
+        steps=plan.steps,
+        lr=float(plan.lr),
+        teacher_for=None if plan.teacher_for is None else sorted(plan.teacher_for),
+        teacher_decay=plan.teacher_decay,
+        outline=outline(plan.bottom),
+    )
+    ranks.broadcast(pack([plan.bottom, plan.teacher_bottom]))
+
+
+def receive_split(ranks: Ranks, message: Mapping[str, Any]) -> SplitRound:
+    """Receive the plan and return it for this rank's clients."""
+    outlines = [message["outline"], message["outline"]]
+    room = room_for(outlines, ranks.device)
+    ranks.broadcast(room)
+    bottom, teacher = unpack(outlines, room)
+    alone = message["teacher_for"]
+    return SplitRound(
+        message["index"],
+        tuple(message["blocks"][ranks.rank]),
+        message["steps"],
+        message["lr"],
+        bottom,
+        teacher,
+        teacher_for=None if alone is None else frozenset(alone),
+        teacher_decay=message["teacher_decay"],
+        next_active=tuple(message["next_blocks"][ranks.rank]),
+    )
 
 
 class _States:
@@ -37,7 +83,7 @@ class _States:
         return {name: self.number(state) for name, state in states.items()}
 
 
-def send_plan(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block]) -> None:
+def send_full(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block]) -> None:
     """Send the plan and its states from rank 0 to the others."""
     known = _States()
     shared = {
@@ -91,7 +137,7 @@ def _needed(single: Mapping[str, Any], block: Block, for_all: int) -> list[int]:
     return sorted(numbers)
 
 
-def receive_plan(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
+def receive_full(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
     """Return the plan for this rank's clients."""
     outlines = [message["outlines"][number] for number in message["outline_of"]]
     block: Block = tuple(message["blocks"][ranks.rank])
