@@ -200,6 +200,7 @@ def _allowed(names: list[str] | None) -> list[str] | None:
 
 
 def _tables(places: Sequence[Path] | None) -> Sequence[Path]:
-    from semisfl.runs.tables import check
-
-    return [check(place) for place in places or ()]
+    for place in places or ():
+        if place.suffix not in (".csv", ".tex"):
+            raise ValueError(f"--table {place}: the name must end in .csv or .tex")
+    return places or ()

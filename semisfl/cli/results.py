@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +12,9 @@ import typer
 from semisfl.cli import console, output, watching
 from semisfl.cli.options import Json, Tables, Target
 from semisfl.files import save_picture
-from semisfl.runs import grouping, paired, plots, report, sweeps
+from semisfl.runs import grouping, plots, report
 from semisfl.runs.grouping import Group
-from semisfl.runs.paired import Difference
-from semisfl.runs.report import Summary, accuracy_of
-from semisfl.runs.sweeps import Swept
-from semisfl.runs.tables import write as write_table
+from semisfl.runs.report import Difference, Summary, Swept, accuracy_of
 from semisfl.settings.counts import amount
 from semisfl.settings.lookup import note_of, title_of
 
@@ -34,7 +32,9 @@ def report_(
     table: Tables = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write only the page of `semisfl watch`, as one file."),
+        typer.Option(
+            help="Write the page of `semisfl watch` as one file; a table and curves only if asked for."
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -43,16 +43,13 @@ def report_(
     If runs of a method differ in one or two settings, also show accuracy over the first of them.
     """
     if html is not None:
-        if out or table or json_ or target is not None:
-            others = "--out, --target, --table and --json"
-            raise ValueError(f"--html writes only the page; leave out {others}, or report twice")
         watching.write_html(runs, html)
-        return
+        if not (out or table or json_ or target is not None):
+            return
     groups = grouping.group_runs(grouping.find_runs(runs))
     place = out or output.picture_beside(runs, "report.png")
     results = [(group, report.summarise(group, target)) for group in groups]
-    keys = sweeps.keys_swept(groups)
-    show(results, target, place, plots.all_charts(groups), keys, json_, table or ())
+    show(results, target, place, plots.all_charts(groups), (), json_, table or ())
 
 
 def show(
@@ -67,15 +64,15 @@ def show(
     """Print the results of groups of runs, as tables or JSON, write them as ``files``, and draw their curves."""
     summaries = [summary for _, summary in results]
     groups = [group for group, _ in results]
-    pairs = paired.differences(groups)
+    pairs = report.differences(groups)
     notes = [note_of(summary.method) for summary in summaries]
-    swept = Swept.of(results, keys) if keys else None
+    swept = report.sweep_of(results, keys)
     if not as_json:  # before the picture: drawing takes seconds
         _print_results(summaries, notes, target)
         if swept:
             _print_swept(swept)
         _print_differences(pairs)
-    written = [file for place in files for file in write_table(place, summaries, pairs)]
+    written = [file for place in files for file in report.write_table(place, summaries, pairs)]
     if written and not as_json:
         print(f"tables: {', '.join(map(str, written))}")
     picture = output.draw(place, lambda file: plots.draw(groups, file, charts))
@@ -83,7 +80,7 @@ def show(
     if swept and picture:
         over = output.draw(
             picture.with_name(f"{picture.stem}-sweep.png"),
-            lambda file: save_picture(sweeps.picture(swept), file),
+            lambda file: save_picture(plots.sweep_picture(swept), file),
         )
     if as_json:
         plain = [
@@ -92,12 +89,12 @@ def show(
         ]
         drawn = str(picture) if picture else None
         answer: dict[str, Any] = {"results": plain, "target": target, "picture": drawn}
-        answer["differences"] = [pair.as_json() for pair in pairs]
+        answer["differences"] = [vars(pair) for pair in pairs]
         if swept:
-            answer["sweep"] = sweeps.as_json(swept) | {"picture": str(over) if over else None}
+            answer["sweep"] = asdict(swept) | {"picture": str(over) if over else None}
         print(json.dumps(answer))
     elif picture:
-        print(f"curves: {picture}" + (f"; over {keys[0]}: {over}" if over else ""))
+        print(f"curves: {picture}" + (f"; over {swept.key}: {over}" if swept and over else ""))
 
 
 def _print_results(
@@ -166,16 +163,16 @@ def print_target(
 
 def _print_swept(swept: Swept) -> None:
     several = any(
-        point.stderr is not None for line in swept.lines for point in line.points.values()
+        point.stderr is not None for points in swept.lines.values() for point in points.values()
     )
     table = output.table(
         f"{swept.accuracy} over {swept.key}" + (", mean ± standard error" if several else ""),
         ("method", *swept.values),
     )
-    for line in swept.lines:
-        cells = (line.points.get(value) for value in swept.values)
-        mark = "*" if note_of(line.method) else ""
-        table.add_row(line.label + mark, *map(output.known, cells))
+    for label, points in swept.lines.items():
+        cells = (points.get(value) for value in swept.values)
+        mark = "*" if note_of(swept.methods[label]) else ""
+        table.add_row(label + mark, *map(output.known, cells))
     output.show(table)
 
 

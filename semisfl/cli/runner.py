@@ -211,10 +211,7 @@ def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] 
     """Return the pool that ``--engine`` and ``--jobs`` ask for; None: one run after another, here."""
     kind, _, address = (engine or "").partition("=")
     if kind == "ray":
-        # Imported when asked for: it is an extra.
-        from semisfl.runs.ray_pool import RayPool
-
-        return lambda: RayPool(address or None, count, device)
+        return lambda: pools.RayPool(address or None, count, device)
     if kind:
         raise ConfigError(f"--engine {engine!r} is not known; use ray or ray=ADDRESS")
     return (lambda: pools.Processes(count, device)) if count > 1 else None

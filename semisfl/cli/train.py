@@ -24,9 +24,8 @@ from semisfl.cli.options import (
     values_of,
     warn_of_unread,
 )
-from semisfl.runs import plots, sweeps
+from semisfl.runs import plots
 from semisfl.runs.grouping import judged_on
-from semisfl.runs.sweeps import PLAIN, read_variants
 from semisfl.settings.counts import amount
 
 
@@ -158,8 +157,8 @@ def compare(
     preset = chosen_preset(preset, settings, quiet=quiet)
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
     chosen = comparison.choose_methods(methods)
-    swept = [sweeps.Sweep.parse(text) for text in sweep or ()]
-    groups = read_variants(variants) if variants else [PLAIN]
+    swept = [comparison.Sweep.parse(text) for text in sweep or ()]
+    groups = comparison.read_variants(variants) if variants else [comparison.PLAIN]
     values = values_of(preset, settings)
     jobs = comparison.list_jobs(values, chosen, seeds, folder, swept, groups)
     if reused := sum(job.status == "finished" for job in jobs):

@@ -11,29 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.data.holdings import Holdings
-from semisfl.files import (
-    TEMPORARY,
-    append_whole,
-    remove_temporary,
-    timestamp,
-    write_whole,
-)
+from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
+from semisfl.runs.grouping import flatten
 from semisfl.runs.lock import Taken, take
-from semisfl.runs.preset_changes import flat
 from semisfl.runs.reading import (
     ENVIRONMENT,
     HOLDINGS,
     METRICS,
     parse_metrics,
+    read_config,
     read_environment,
 )
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.robust import FEWEST, SERVED, RobustConfig, section_of
+from semisfl.settings.robust import section_of
 from semisfl.settings.run import NetworkConfig, StopConfig
 from semisfl.settings.toml import to_toml
 
@@ -46,12 +41,7 @@ FLEET_CHANGEABLE = (
     *(f"network.{key}" for key in NetworkConfig.model_fields),
 )
 """Settings that may change too if the clients are devices, which come and go anyway."""
-
-
-WRITTEN = (
-    *("best.safetensors", "latest.safetensors", METRICS, "run.log", "partition.png"),
-    *("fleet.json", "fleet.jsonl", "roster.json"),
-)
+WRITTEN = ("best.safetensors", "latest.safetensors", METRICS)
 """Files that a run writes after its settings: without settings they are somebody else's."""
 
 
@@ -81,8 +71,10 @@ class RunDirectory:
         holdings: Holdings | None = None,
         device: str = "auto",
     ) -> "RunDirectory":
-        """Create the directory of a new run; raise `Taken` if it holds a run already."""
-        cls.check_free(path)
+        """Create and lock the directory of a new run, with its configuration, environment and ``holdings``.
+
+        Raises `Taken` if it holds a run already. If anything fails, what was created is removed again.
+        """
         directory = cls(path)
         try:
             directory._fill(run_config, holdings, device)
@@ -97,7 +89,7 @@ class RunDirectory:
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Raise the error that `create` would raise, before anything costly is done."""
+        """Raise ValueError if no new run can be in ``path``, before anything costly is done."""
         if (path / "config.toml").exists():
             raise Taken(
                 f"{path} already holds a run; choose another --out, or continue it with --resume "
@@ -129,7 +121,7 @@ class RunDirectory:
         write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def undo(self) -> None:
-        """Remove everything that `create` added."""
+        """Remove everything that `create` added; nothing of a directory that was opened."""
         self.unlock()
         if self._before is not None:
             for file in set(self.path.iterdir()) - self._before:
@@ -150,7 +142,7 @@ class RunDirectory:
         return cls(path)
 
     def lock(self) -> None:
-        """Keep other processes out until `unlock` or the end of this process."""
+        """Keep other processes out until `unlock` or the end of this process; raise `Taken` if one is in."""
         self._lock = take(self.path)
         remove_temporary(self.path)
 
@@ -160,15 +152,9 @@ class RunDirectory:
             self._lock = None
 
     def config(self) -> Config:
-        file = self.path / "config.toml"
-        values = config.read(file)
-        # The last section is always written. Without it, part of the file is missing, and its settings
-        # would silently get their defaults.
-        if missing := [key for key in ("method", "rounds", "runtime") if key not in values]:
-            raise ConfigError(
-                f"{file} is not whole: it has no {missing[0]!r}; restore it or start a run elsewhere"
-            )
-        lookup.check_importable(values["method"], f"{file}")
+        """Return the configuration; raise ConfigError if it names code that nobody here asked for."""
+        values = read_config(self.path)
+        lookup.check_importable(values["method"], f"{self.path / 'config.toml'}")
         return config.parse(values)
 
     def changed(self, settings: Sequence[str]) -> Config:
@@ -191,25 +177,13 @@ class RunDirectory:
         return config.parse(values)
 
     def keep_config(self, run_config: Config) -> None:
-        """Write the configuration that a run continues with, if it was changed.
-
-        Each changed setting of a fleet is a line of ``fleet.jsonl``, like every other change to it.
-        """
-        before = self.config()
-        if run_config == before:
-            return
-        write_whole(self.path / "config.toml", to_toml(run_config).encode())
-        grew = before.clients.active < FEWEST <= run_config.clients.active
-        if grew and run_config.robust == RobustConfig():
-            limits = " ".join(f"robust.{key}={value}" for key, value in SERVED.items())
-            log.warning("enough devices to limit what one can do: resume with --set %s", limits)
-        was, now = (flat(one.model_dump()) for one in (before, run_config))
-        for key in {**was, **now}:
-            old, new = was.get(key), now.get(key)
-            if old != new and any(fnmatchcase(key, one) for one in FLEET_CHANGEABLE):
-                event = {"time": timestamp(), "event": "changed", "name": key}
-                event["reason"] = f"{old} to {new}"
-                append_whole(self.path / "fleet.jsonl", (json.dumps(event) + "\n").encode())
+        """Write the configuration that a run continues with, and log the settings that changed."""
+        was, now = (flatten(one.model_dump()) for one in (self.config(), run_config))
+        for key in dict.fromkeys((*was, *now)):
+            if was.get(key) != now.get(key):
+                log.info("%s was %s and is now %s", key, was.get(key), now.get(key))
+        if was != now:
+            write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def warn_of_changes(self, device: str) -> None:
         """Warn if the environment differs from the first one in a way that changes results."""

@@ -59,7 +59,8 @@ def run_rounds(
             sink.start(info)
             stack.callback(sink.close)
         device = experiment.hardware.device
-        log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
+        if first < config.rounds:
+            log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
         try:
             rounds.test_if_limit_is_met()
             while not rounds.ended:

@@ -12,7 +12,7 @@ from semisfl.files import save_picture
 from semisfl.metrics import AXES, Axis, Metric, Panel, RoundMetrics, panels_of
 from semisfl.runs.declared import metrics_of
 from semisfl.runs.grouping import Group
-from semisfl.runs.report import Spread, accuracy_of
+from semisfl.runs.report import Spread, Swept, accuracy_of, number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,11 +33,6 @@ class Chart:
     metrics: tuple[Metric, ...] = (ACCURACY,)
     panel: Panel | None = None
     """None: the title says which images the runs were judged on."""
-
-    @property
-    def title(self) -> str:
-        assert self.panel is not None
-        return self.panel.title + (f" ({self.panel.unit})" if self.panel.unit else "")
 
 
 ACCURACIES = tuple(Chart(axis) for axis in AXES)
@@ -62,21 +57,17 @@ def picture(groups: Sequence[Group], charts: Sequence[Chart] = ()) -> "Figure":
     from matplotlib.lines import Line2D
 
     charts = charts or all_charts(groups)
-    labels = [_legend(group) for group in groups]
-    # About 0.08 inch per letter, and the line before them.
-    fitting = int(4.4 * COLUMNS / (0.08 * max(map(len, labels)) + 0.8))
-    legend_columns = max(1, min(len(groups), fitting))
-    legend_lines = math.ceil(len(groups) / legend_columns)
     lines = math.ceil(len(charts) / COLUMNS)
-    size = (4.4 * COLUMNS, 3.3 * lines + 0.25 * (legend_lines + 1))
+    size = (4.4 * COLUMNS, 3.3 * lines + 0.125 * (len(groups) + 3))
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(lines, COLUMNS, squeeze=False).flatten()
     for axes, chart in zip(grid, charts, strict=False):
         _draw_chart(axes, chart, groups)
     for axes in grid[len(charts) :]:
         axes.set_visible(False)
-    handles = [Line2D([], [], color=f"C{place % 10}", lw=2) for place in range(len(groups))]
-    figure.legend(handles, labels, loc="outside upper center", ncols=legend_columns, frameon=False)
+    handles = [Line2D([], [], color=f"C{place % 10}") for place in range(len(groups))]
+    labels = [_legend(group) for group in groups]
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
     return figure
 
 
@@ -98,32 +89,31 @@ def _draw_chart(axes: "Axes", chart: Chart, groups: Sequence[Group]) -> None:
             colour = f"C{place % 10}"
             if chart.axis == GIGABYTES and x[-1] == 0:
                 # Nothing is sent: a level to beat, not a curve.
-                axes.axhline(mean[-1], color=colour, ls=":", lw=1.5)
+                axes.axhline(mean[-1], color=colour, ls=":")
                 continue
-            axes.plot(x, mean, style, color=colour, lw=1.5, marker="." if len(x) < 3 else "")
+            axes.plot(x, mean, style, color=colour, marker="." if len(x) < 3 else "")
             if len(group.runs) > 1:
                 low = [m - e for m, e in zip(mean, error, strict=True)]
                 high = [m + e for m, e in zip(mean, error, strict=True)]
                 axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-    if chart.panel is not None:
+    if (panel := chart.panel) is not None:
         axes.set_ylim(bottom=0)
-        axes.set_title(chart.title, fontsize=10)
+        title = panel.title + (f" ({panel.unit})" if panel.unit else "")
     else:
-        judged = accuracy_of(group.judged_on for group in groups)
-        axes.set_title(f"{judged} (%)", fontsize=10)
+        title = f"{accuracy_of(group.judged_on for group in groups)} (%)"
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel(chart.axis.title)
     if chart.axis == ROUNDS:
         whole = {"integer": True, "min_n_ticks": 1}  # there is no round 1.5
         axes.xaxis.get_major_locator().set_params(**whole)
     axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
     if not drawn:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="grey")
     elif len(chart.metrics) > 1:
         for style, metric in zip(cycle(STYLES), chart.metrics, strict=False):
             if metric.key in drawn:
                 axes.plot([], [], style, color="grey", label=metric.line or "all")
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend()
 
 
 def _curve(group: Group, chart: Chart, key: str) -> tuple[list[float], list[float], list[float]]:
@@ -155,3 +145,39 @@ def _positions(axis: Axis, rounds: Sequence[RoundMetrics]) -> list[float]:
     return [
         axis.scale * value + axis.first for value in (accumulate(known) if axis.summed else known)
     ]
+
+
+def sweep_picture(swept: Swept) -> "Figure":
+    """Draw accuracy over the values of a setting: means, with bars of one standard error if there are several seeds."""
+    from matplotlib.figure import Figure  # heavy, and only wanted here
+
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    numbers = [number_of(value) for value in swept.values]
+    places = [
+        place if number is None or None in numbers else number
+        for place, number in enumerate(numbers)
+    ]
+    for label, points in swept.lines.items():
+        there = [
+            (place, points[value])
+            for place, value in zip(places, swept.values, strict=True)
+            if value in points
+        ]
+        axes.errorbar(
+            [place for place, _ in there],
+            [spread.mean for _, spread in there],
+            [spread.stderr or 0.0 for _, spread in there],
+            marker="o",
+            capsize=3,
+            label=label,
+        )
+    if None not in numbers and min(places) > 0 and max(places) >= 8 * min(places):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(places, swept.values)
+    axes.set_xlabel(swept.key)
+    axes.set_ylabel(f"{swept.accuracy} (%)")
+    axes.grid(alpha=0.25)
+    axes.legend()
+    return figure

@@ -1,15 +1,24 @@
-"""Sum up groups of runs: accuracies, costs and what a target took. Imports nothing that trains."""
+"""Sum up groups of runs: accuracies and costs, differences over seeds, tables as CSV and LaTeX.
 
+Imports nothing that trains.
+"""
+
+import csv
+import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
+from semisfl.files import write_whole
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.grouping import Group, Run
+from semisfl.runs.grouping import Group, Run, flatten, label_of
 from semisfl.runs.limits import Standing
+from semisfl.settings.lookup import note_of, title_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class ToTarget:
 
 @dataclass(frozen=True)
 class Summary:
-    """One line of a table."""
+    """The results of a group: one line of a table. Accuracies are in percent."""
 
     label: str
     method: str
@@ -129,3 +138,250 @@ def as_json(summary: Summary) -> dict[str, Any]:
     """Return the summary as plain values."""
     paths = {"runs": summary.runs, "left_out": summary.left_out}
     return asdict(summary) | {key: [str(path) for path in value] for key, value in paths.items()}
+
+
+# --- differences ---------------------------------------------------------------------------------
+
+QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The accuracy of ``first`` minus that of ``second``, over the seeds that both have, in points."""
+
+    first: str
+    second: str
+    seeds: int
+    mean: float
+    interval: tuple[float, float] | None
+    """The 95 % interval of the mean; None for a single seed."""
+    wins: int
+    """Seeds with which ``first`` is better."""
+    judged_on: str
+    """The images of these accuracies: ``test``, or ``validation`` if a run has not read the test images yet."""
+
+
+def differences(groups: Sequence[Group]) -> list[Difference]:
+    """Return the difference of every two groups that share a seed and are judged on the same images.
+
+    A group without a finished run is compared only with groups that got as far.
+    """
+    pairs = []
+    for first, second in combinations(groups, 2):
+        same_images = _images(first) == _images(second)
+        finished = first.finished and second.finished
+        if not same_images or not (finished or _last_round(first) == _last_round(second)):
+            continue
+        last = [run.tested[-1] for run in (*first.runs, *second.runs)]
+        on_test = all(metrics.test_accuracy is not None for metrics in last)
+        one, other = _by_seed(first, on_test), _by_seed(second, on_test)
+        values = [one[seed] - other[seed] for seed in one if seed in other]
+        if not values:
+            continue
+        mean, interval = fmean(values), None
+        if (count := len(values)) > 1:
+            half = quantile(count - 1) * stdev(values) / math.sqrt(count)
+            interval = mean - half, mean + half
+        wins = sum(value > 0 for value in values)
+        kind = "test" if on_test else first.judged_on
+        pairs.append(Difference(first.label, second.label, count, mean, interval, wins, kind))
+    return pairs
+
+
+def _images(group: Group) -> tuple[str, str]:
+    """Return what a group is judged on: the kind of images, and the data set by name, wherever it lies."""
+    return group.judged_on, Path(group.runs[0].config.get("data", {}).get("name", "")).name
+
+
+def _last_round(group: Group) -> int:
+    return max(run.tested[-1].round for run in group.runs)
+
+
+def _by_seed(group: Group, on_test: bool) -> dict[object, float]:
+    """Return the accuracy of the last test by seed; ``on_test``: that on the test set, not on validation images."""
+    values = {}
+    for run in group.runs:
+        last = run.tested[-1]
+        value = last.test_accuracy if on_test else last.accuracy
+        assert value is not None
+        values[run.seed] = value
+    return values
+
+
+def quantile(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t: from the table, or by its expansion around the normal one."""
+    if freedom <= len(QUANTILES):
+        return QUANTILES[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+# --- one setting ---------------------------------------------------------------------------------
+
+MOST_KEYS = 2
+"""Runs that differ in more settings are not taken for a sweep of one of them."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Accuracies by the value of a setting; everything else about the runs of a line is alike."""
+
+    key: str
+    values: list[str]
+    lines: dict[str, dict[str, Spread]]
+    """By the line's label and the setting's value."""
+    methods: dict[str, str]
+    """The method of each line."""
+    accuracy: str
+    """The name of the accuracies."""
+
+
+def sweep_of(results: Sequence[tuple[Group, Summary]], keys: Sequence[str] = ()) -> Swept | None:
+    """Return the results by value of the first of ``keys``; None if the groups differ in no setting or in many.
+
+    Without ``keys`` they are the settings in which groups of one method differ.
+    """
+    found = dict.fromkeys(key for group, _ in results for key in group.differs)
+    keys = list(keys) or (list(found) if len(found) <= MOST_KEYS else [])
+    if not keys:
+        return None
+    lines: dict[str, dict[str, Spread]] = {}
+    methods = {}
+    for group, summary in results:
+        settings = flatten(group.runs[0].config)
+        others = {key: str(settings[key]) for key in keys[1:] if key in settings}
+        label = label_of(group.name, others)
+        methods[label] = group.method
+        lines.setdefault(label, {})[str(settings.get(keys[0], "none"))] = summary.accuracy
+    values = {value for line in lines.values() for value in line}
+    called = accuracy_of(summary.judged_on for _, summary in results)
+    return Swept(keys[0], sorted(values, key=_order), lines, methods, called)
+
+
+def number_of(value: str) -> float | None:
+    """Return the finite number that a setting's text is, or None."""
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _order(value: str) -> tuple[bool, float, str]:
+    """Return a sort key: numbers by size, then words."""
+    number = number_of(value)
+    return (number is None, number or 0.0, value)
+
+
+# --- tables in files -----------------------------------------------------------------------------
+
+Cells = list[list[object]]
+"""The lines of a table; the first has the titles."""
+
+
+def write_table(
+    place: Path, summaries: Sequence[Summary], pairs: Sequence[Difference]
+) -> list[Path]:
+    """Write the table of ``summaries`` and that of ``pairs``; return the files.
+
+    A .tex file holds both. Another file is CSV and holds the first table; the second has "-differences" in its name.
+    Numbers have at most four decimals.
+    """
+    if place.suffix == ".tex":
+        texts = {place: latex(summaries, pairs)}
+    else:
+        texts = {place: _csv(_results(summaries))}
+        if pairs:
+            texts[place.with_name(f"{place.stem}-differences.csv")] = _csv(_differences(pairs))
+    for file, text in texts.items():
+        write_whole(file, text.encode())
+    return list(texts)
+
+
+def _results(summaries: Sequence[Summary]) -> Cells:
+    with_target = any(summary.to_target for summary in summaries)
+    costs = ("target_reached", "target_rounds", "target_bytes", "target_seconds")
+    lines: Cells = [
+        [
+            *("label", "method", "seeds", "rounds", "judged_on", "accuracy", "accuracy_stderr"),
+            *("best", "best_stderr", "test", "test_stderr", "bytes", "seconds"),
+            *(costs if with_target else ()),
+        ]
+    ]
+    for one in summaries:
+        test = (one.test.mean, one.test.stderr) if one.test else (None, None)
+        cost = list(vars(one.to_target).values()) if one.to_target else []
+        lines.append(
+            [
+                *(one.label, one.method, len(one.runs), one.rounds, one.judged_on),
+                *(one.accuracy.mean, one.accuracy.stderr, one.best.mean, one.best.stderr),
+                *(*test, one.bytes, one.seconds, *cost),
+            ]
+        )
+    return lines
+
+
+def _differences(pairs: Sequence[Difference]) -> Cells:
+    lines: Cells = [["first", "second", "seeds", "judged_on", "difference", "low", "high", "wins"]]
+    for pair in pairs:
+        ends = pair.interval or (None, None)
+        named = (pair.first, pair.second, pair.seeds, pair.judged_on)
+        lines.append([*named, pair.mean, *ends, pair.wins])
+    return lines
+
+
+def _csv(lines: Cells) -> str:
+    text = io.StringIO()
+    rounded = [[round(c, 4) if isinstance(c, float) else c for c in line] for line in lines]
+    csv.writer(text, lineterminator="\n").writerows(rounded)  # None is an empty cell
+    return text.getvalue()
+
+
+def latex(summaries: Sequence[Summary], pairs: Sequence[Difference]) -> str:
+    """Return ``tabular`` environments, for ``\\input`` with the package booktabs."""
+    validated = any(summary.judged_on == "validation" for summary in summaries)
+    judged = accuracy_of(summary.judged_on for summary in summaries)
+    test_title = ["test, \\%"] if validated else []
+    lines: Cells = [["method", "seeds", f"{judged}, \\%", *test_title, "best, \\%"]]
+    for one in summaries:
+        test = [_spread(one.test)] if validated else []
+        name = escaped(one.label) + ("*" if note_of(one.method) else "")
+        lines.append([name, len(one.runs), _spread(one.accuracy), *test, _spread(one.best)])
+    notes = {one.method: note for one in summaries if (note := note_of(one.method))}
+    text = _tabular(lines)
+    text += "".join(f"% * {title_of(method)}: {note}\n" for method, note in notes.items())
+    if pairs:
+        judged = accuracy_of(pair.judged_on for pair in pairs)
+        lines = [["difference", "seeds", f"points of {judged}", "95 \\% interval", "wins"]]
+        for pair in pairs:
+            name = f"{escaped(pair.first)} $-$ {escaped(pair.second)}"
+            ends = "--" if pair.interval is None else "[${:.1f}$, ${:.1f}$]".format(*pair.interval)
+            lines.append([name, pair.seeds, f"${pair.mean:.1f}$", ends, pair.wins])
+        text += "\n" + _tabular(lines)
+    return text
+
+
+def _tabular(lines: Cells) -> str:
+    head, *body = [" & ".join(map(str, line)) + r" \\" for line in lines]
+    columns = "l" + "r" * (len(lines[0]) - 1)
+    text = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
+    return "\n".join([*text, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _spread(value: Spread | None) -> str:
+    if value is None:
+        return "--"
+    error = "" if value.stderr is None else rf" \pm {value.stderr:.1f}"
+    return f"${value.mean:.1f}{error}$"
+
+
+def escaped(text: str) -> str:
+    """Return text with the special characters of LaTeX escaped."""
+    words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return re.sub(r"[\\~^&%$#_{}]", lambda match: words.get(match[0], f"\\{match[0]}"), text)

@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 from semisfl.data.decode import LARGE
-from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
 from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import lookup
@@ -185,7 +184,8 @@ def _leakage(about: Description) -> str:
 
 def _settings(about: Description) -> str:
     settings = {key: value for key, value in flat(about.settings).items() if value is not None}
-    read = without(lookup.unread_settings(about.method), settings)
+    unread = tuple(f"{key}." for key in lookup.unread_settings(about.method))
+    read = {key: value for key, value in settings.items() if not f"{key}.".startswith(unread)}
     if _is_served(about):
         read.pop("data.labeled", None)  # such a server uses all labelled images that it has
     try:

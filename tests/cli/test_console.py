@@ -20,7 +20,7 @@ from semisfl.net.client.owner import NotAccepted, how_to_accept
 from semisfl.net.server.administration import ask
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory, Taken
-from semisfl.runs.paired import Difference
+from semisfl.runs.report import Difference
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
 from semisfl.use.classifier import Predictions, find
@@ -137,7 +137,7 @@ def test_both_names_of_a_paired_difference_are_shown(
 ) -> None:
     monkeypatch.setattr(console.out, "_width", width)
     names = "semisfl-server.labeled_view=mixed", "fedswitch_sl-server.labeled_view=both"
-    results._print_differences([Difference(*names, 3, 1.25, 0.5, 3, "test")])
+    results._print_differences([Difference(*names, 3, 1.25, (0.75, 1.75), 3, "test")])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     header = next(number for number, line in enumerate(lines) if line.startswith(" first"))

@@ -402,8 +402,6 @@ def test_a_fleet_may_grow_at_a_resume(tmp_path: Path) -> None:
     now = RunDirectory.open(directory.path).config()
     assert (now.clients.total, now.clients.active) == (4, 3)
     assert (now.network.quorum, now.network.deadline) == (2, 9.0)
-    changed = [("changed", change.partition("=")[0]) for change in changes]
-    assert sorted(events(directory)) == sorted(changed)
     for refused in ("clients.batch=8", "model.name=vgg13"):
         with pytest.raises(ValueError, match=r"what can be changed is .*clients\.total"):
             directory.changed([refused])
@@ -418,20 +416,14 @@ def test_a_fleet_that_grows_may_get_limits(
     """They stay on the server, so devices go on with the terms that they accepted."""
     config = tiny(2).in_fleet("network")
     directory = RunDirectory.create(tmp_path / "run", config)
-    grown = ["clients.total=3", "clients.active=3"]
-    directory.keep_config(directory.changed(grown))
-    (warning,) = caplog.messages
-    assert "resume with --set robust.aggregate=clipped_mean robust.features=limited" in warning
-    caplog.clear()
     limits = ["robust.aggregate=clipped_mean", "robust.clipped_mean.limit=2"]
     now = directory.changed(limits)
     assert now.robust.of_rule.limit == 2  # type: ignore[attr-defined]
     about: tuple[Any, ...] = ((1, 28, 28), 10, (0.5,), (0.5,))
     assert Terms(now, *about).digest == Terms(config, *about).digest
     directory.keep_config(now)
-    assert ("changed", "robust.aggregate") in events(directory)
     directory.keep_config(directory.changed(["robust.aggregate=median"]))
-    assert directory.config().robust.aggregate == "median" and not caplog.messages
+    assert directory.config().robust.aggregate == "median"
     simulated = RunDirectory.create(tmp_path / "simulated", tiny(2))
     with pytest.raises(ValueError, match="--resume continues a run as it was set up"):
         simulated.changed(limits)

@@ -10,7 +10,6 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.sweeps import Sweep
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import METHODS
 
@@ -97,12 +96,6 @@ def test_a_diverged_run_is_named_below_the_table_each_time(
         assert main([*words, "--set", "rounds=1"]) == (DIVERGED if bad else 0)
         remark = f"! Supervised-only: 1 of 2 runs diverged: {jobs[1].path}\n"
         assert (remark in capsys.readouterr().out) == bad
-
-
-def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
-    folders = Sweep("data.name", ("./x/y", "./x_y"))
-    with pytest.raises(config.ConfigError, match=r"two runs would share the directory .*\._x_y"):
-        compare.list_jobs(VALUES, ["supervised"], 1, tmp_path, [folders])
 
 
 def test_a_run_with_other_settings_is_refused_and_named(tmp_path: Path) -> None:

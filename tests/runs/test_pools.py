@@ -73,7 +73,7 @@ def processes() -> Iterator[Pool]:
 @contextmanager
 def ray_of_two_machines() -> Iterator[Pool]:
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    from semisfl.runs.ray_pool import RayPool
+    from semisfl.runs.pools import RayPool
 
     cluster = cluster_utils.Cluster()
     try:

@@ -11,12 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from reproduction import records
 from semisfl.cli.main import main
-from semisfl.data.partition import Partition
 from semisfl.runs import grouping, plots, report
 from semisfl.runs.start import train
 from semisfl.settings.catalog import METHODS
@@ -323,23 +321,6 @@ def test_seeds_on_other_images_are_not_averaged(tmp_path: Path) -> None:
     groups = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [len(group.runs) for group in groups] == [2, 1]
     assert len({group.label for group in groups}) == 2
-    (tmp_path / "s2" / "holdings.json").unlink()
-    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
-    assert len(group.runs) == 3, "runs of older versions do not say"
-
-
-def test_partitions_of_a_program_that_share_a_seed_are_told_apart(tmp_path: Path) -> None:
-    rows = np.arange(len(toy.dataset().images))
-    for name, seed, bounds in (("a", 0, 40), ("b", 0, 60), ("c", 1, 40), ("d", 2, 50)):
-        partition = Partition(rows[:8], tuple(np.split(rows[8:], [10, bounds])))
-        settings = toy.values("supervised", "rounds=1", f"seed={seed}", *toy.FLAT)
-        train(settings, data=toy.dataset(), partition=partition, device="cpu", out=tmp_path / name)
-    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
-    assert [[run.path.name for run in group.runs] for group in groups] == [["a", "c"], ["b"], ["d"]]
-    assert groups[1].label.endswith(" partition of b")
-    by_seed = [tmp_path / name for name in "bcd"]
-    (group,) = grouping.group_runs(grouping.find_runs(by_seed))
-    assert len(group.runs) == 3, "a program may divide the images by its seed"
 
 
 def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:

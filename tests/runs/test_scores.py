@@ -94,7 +94,7 @@ def test_a_bad_round_is_not_the_best(
         monkeypatch.setattr(run.experiment.method, "round", bad_once)
         result = run.go()
     assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 1
-    assert result.diverged and result.best == 50.0
+    assert result.diverged and result.best == 60.0
     result = resume(tmp_path / "run", **own)
     assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 3
     assert result.best == 90.0

@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -388,56 +387,6 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path / "run", tiny(2))
     assert (tmp_path / "run" / "environment.json").exists(), "the first one's"
     first.unlock()
-
-
-def test_a_run_of_another_user_is_not_continued_and_the_line_says_what_to_do() -> None:
-    """As nobody, since root may write everywhere; without root, in a file closed to oneself."""
-    root = os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as name:
-        run = Path(name) / "run"
-        RunDirectory.create(run, tiny(2)).unlock()
-        (run / "run.lock").chmod(0o444)
-        for folder in (Path(name), run):
-            folder.chmod(0o755)
-        if root:
-            os.seteuid(65534)
-        try:
-            with pytest.raises(
-                ValueError, match=r"run: Permission denied; continue the run as the"
-            ):
-                RunDirectory.open(run).lock()
-        finally:
-            if root:
-                os.seteuid(0)
-
-
-@pytest.mark.parametrize("name", ["run.lock", "run.log", "metrics.jsonl", "fleet.jsonl"])
-def test_a_run_of_a_stranger_whose_files_are_links_changes_nothing_elsewhere(
-    name: str, tmp_path: Path
-) -> None:
-    run, own_file = tmp_path / "run", tmp_path / "key"
-    images = dict(zip(("data", "partition"), toy_data(2), strict=True))
-    first = Callback()
-    first.on_round = lambda metrics: metrics.round == 0  # type: ignore[method-assign]
-    train(tiny(2), device="cpu", out=run, callbacks=[first], **images)
-    own_file.write_text("mine")
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to(own_file)
-    with pytest.raises(ValueError, match=f"{name} is a link: a run would write to"):
-        resume(run, device="cpu", **images)
-    assert own_file.read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["run.lock", "metrics.jsonl", "latest.safetensors"])
-def test_a_run_of_a_stranger_with_a_pipe_keeps_nobody_waiting(name: str, tmp_path: Path) -> None:
-    images = dict(zip(("data", "partition"), toy_data(2), strict=True))
-    first = Callback()
-    first.on_round = lambda metrics: metrics.round == 0  # type: ignore[method-assign]
-    train(tiny(2), device="cpu", out=tmp_path / "run", callbacks=[first], **images)
-    (tmp_path / "run" / name).unlink()
-    os.mkfifo(tmp_path / "run" / name)
-    with pytest.raises(ValueError, match=f"{name} is a pipe, which no run makes; remove it"):
-        resume(tmp_path / "run", device="cpu", **images)
 
 
 def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:

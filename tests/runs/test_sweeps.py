@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.runs import compare, grouping, report, sweeps
-from semisfl.runs.sweeps import Sweep, Swept
+from semisfl.runs import compare, grouping, plots, report
+from semisfl.runs.compare import Sweep
+from semisfl.runs.report import sweep_of
 from semisfl.settings.config import ConfigError
 from tests.pictures import cut_off
 from tests.runs.test_compare import VALUES, fake_training
@@ -36,11 +37,9 @@ def test_two_sweeps_are_a_grid(tmp_path: Path) -> None:
     assert pairs == [(n, codec) for n in (10, 20, 100) for codec in ("fp32", "int8")]
     assert jobs[1].path.name == "semisfl-data.labeled-10-wire.models-int8-seed5"
     assert compare.run_in_turn(jobs, fake_training)
-    swept = Swept.of(compare.results(jobs), ["wire.models", "data.labeled"])
-    assert swept.values == ["fp32", "int8"]
-    assert [line.label for line in swept.lines] == [
-        f"SemiSFL data.labeled={number}" for number in (10, 20, 100)
-    ]
+    swept = sweep_of(compare.results(jobs), ["wire.models", "data.labeled"])
+    assert swept is not None and swept.values == ["fp32", "int8"]
+    assert list(swept.lines) == [f"SemiSFL data.labeled={number}" for number in (10, 20, 100)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_a_report_has_a_column_per_value_and_a_picture(
     assert main(["report", str(tmp_path / "runs"), "--json"]) == 0
     sweep = json.loads(capsys.readouterr().out)["sweep"]
     assert (sweep["key"], sweep["values"]) == ("data.labeled", ["10", "20", "100"])
-    assert sweep["lines"][0]["accuracy"]["20"] == {"mean": 70.5, "stderr": pytest.approx(0.5)}
+    assert sweep["lines"]["SemiSFL"]["20"] == {"mean": 70.5, "stderr": pytest.approx(0.5)}
 
 
 def test_runs_that_differ_in_much_are_no_sweep(tmp_path: Path) -> None:
@@ -99,38 +98,15 @@ def test_runs_that_differ_in_much_are_no_sweep(tmp_path: Path) -> None:
         fake_training(job)
     groups = grouping.group_runs(grouping.find_runs([tmp_path / "0", tmp_path / "1"]))
     assert len(groups) == 2
-    assert sweeps.keys_swept(groups) == []
-    assert sweeps.keys_swept(groups[:1]) == []
+    assert sweep_of([(group, report.summarise(group)) for group in groups]) is None
 
 
 def test_values_that_are_words_are_drawn_too_and_nothing_is_cut_off(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, METHODS, 2, tmp_path, [Sweep.parse("wire.models=int8,fp32")])
     compare.run_in_turn(jobs, fake_training)
-    figure = sweeps.picture(Swept.of(compare.results(jobs), ["wire.models"]))
+    swept = sweep_of(compare.results(jobs), ["wire.models"])
+    assert swept is not None
+    figure = plots.sweep_picture(swept)
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["fp32", "int8"]
     assert cut_off(figure) == 0
-
-
-def test_how_often_a_run_was_tested_is_not_swept_and_another_methods_setting_names_no_line(
-    tmp_path: Path,
-) -> None:
-    for number, (method, more) in enumerate(
-        (
-            ("semisfl", ["runtime.evaluate_every=3", "data.labeled=10", "semisfl.temperature=0.1"]),
-            ("semisfl", ["data.labeled=20", "semisfl.temperature=0.3"]),
-            ("supervised", ["data.labeled=20", "semisfl.temperature=0.3"]),
-        )
-    ):
-        values = compare.configs.override(VALUES, more)
-        (job,) = compare.list_jobs(values, [method], 1, tmp_path / str(number))
-        fake_training(job)
-    groups = grouping.group_runs(grouping.find_runs([tmp_path / str(n) for n in range(3)]))
-    keys = sweeps.keys_swept(groups)
-    assert keys == ["data.labeled", "semisfl.temperature"]
-    swept = Swept.of([(group, report.summarise(group)) for group in groups], keys)
-    assert {line.label for line in swept.lines} == {
-        "SemiSFL semisfl.temperature=0.1",
-        "SemiSFL semisfl.temperature=0.3",
-        "Supervised-only",
-    }

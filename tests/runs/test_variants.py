@@ -8,9 +8,10 @@ import pytest
 from reproduction import records
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
+from semisfl.runs.compare import Sweep, Variant, read_variants
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.labels import flatten
-from semisfl.runs.sweeps import Sweep, Swept, Variant, read_variants
+from semisfl.runs.grouping import flatten
+from semisfl.runs.report import sweep_of
 from semisfl.settings import config, presets
 
 ROOT = Path(__file__).parents[2]
@@ -50,11 +51,13 @@ def test_every_variant_has_every_seed_and_its_own_name(tmp_path: Path) -> None:
 def test_a_sweep_goes_over_variants_too(tmp_path: Path) -> None:
     sweep = Sweep.parse("optimizer.momentum=0,0.5")
     jobs = compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [sweep], VARIANTS)
-    assert len({job.label for job in jobs}) == len({job.path for job in jobs}) == 4
-    assert jobs[0].label == "SemiSFL plain optimizer.momentum=0"
+    assert len({job.path for job in jobs}) == 4
     assert compare.run_in_turn(jobs, fake_training)
-    swept = Swept.of(compare.results(jobs), [sweep.key])
-    means = {line.label: [point.mean for point in line.points.values()] for line in swept.lines}
+    results = compare.results(jobs)
+    assert results[0][1].label == "SemiSFL plain optimizer.momentum=0"
+    swept = sweep_of(results, [sweep.key])
+    assert swept is not None
+    means = {line: [point.mean for point in of.values()] for line, of in swept.lines.items()}
     assert means == {"SemiSFL plain": [7.0, 7.0], "SemiSFL faster": [10.0, 10.0]}
 
 
@@ -69,11 +72,11 @@ def test_the_same_settings_under_two_names_are_refused(setting: str, tmp_path: P
     ("text", "reason"),
     [
         ("", "names no variant"),
-        ('"a/b" = []', "'a/b' names run directories"),
-        ("quick = 'rounds=1'", 'is not a list of "key=value"'),
-        ("[quick]\nrounds = 1", 'is not a list of "key=value"'),
-        ("quick = ['seed=1']", "sets seed; use --seeds"),
-        ("quick = ['method = semifl']", "sets method; use --methods"),
+        ('"a/b" = []', "with a name of letters"),
+        ("quick = 'rounds=1'", "is not NAME = "),
+        ("[quick]\nrounds = 1", "is not NAME = "),
+        ("quick = ['seed=1']", "sets seed; use "),
+        ("quick = ['method = semifl']", "sets method; use "),
     ],
 )
 def test_mistakes_in_a_file(tmp_path: Path, text: str, reason: str) -> None:

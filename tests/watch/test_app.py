@@ -227,8 +227,6 @@ def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(
     for words, error in (
         ([str(tmp_path / "empty"), "--html", "x.html"], "empty holds no run"),
         ([str(run), "--html", str(tmp_path / "no" / "x.html")], "cannot write .*No such file"),
-        ([str(run), "--html", "x.html", "--table", "x.csv"], "--html writes only the page"),
-        ([str(run), "--html", "x.html", "--target", "0"], "leave out --out, --target"),
     ):
         assert main(["report", *words]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
