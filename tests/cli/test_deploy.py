@@ -111,21 +111,6 @@ def test_a_simulated_run_is_not_continued_with_devices(
     assert sorted(Path("out").iterdir()) == before
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut off"])
-def test_a_configuration_that_is_not_whole_is_an_error(
-    damage: str, labeled: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Otherwise it would be a run with default settings."""
-    RunDirectory.create(Path("out/semisfl-seed0"), tiny(1)).unlock()
-    file = Path("out/semisfl-seed0/config.toml")
-    text = file.read_text()
-    file.write_text("" if damage == "empty" else text[: text.index("[runtime]")])
-    error = "config.toml is not whole: it has no"
-    refused(capsys, ["run", "--resume", "out/semisfl-seed0"], error)
-    refused(capsys, serve_words(labeled, "--resume", "out/semisfl-seed0"), error)
-    refused(capsys, ["compare", "--methods", "semisfl", "--seeds", "1", "--out", "out"], error)
-
-
 # --- processes -----------------------------------------------------------------------------------
 
 

@@ -244,8 +244,6 @@ def test_a_table_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     written = tomllib.loads((out / "config.toml").read_text(encoding="utf-8"))["model"]
     assert written["layers"] == tomllib.loads(f"layers = {RESIDUAL}")["layers"]
     assert (written["name"], written["cut"]) == ("custom", "residual2")
-    assert main(["costs", "digits", "--json", "--set", own]) == 0
-    capsys.readouterr()
     assert main(["run", "digits", "--set", 'model.layers=[{kind="cnv"}]']) == 2
     assert "error: model.layers[0].kind = 'cnv' is not known" in capsys.readouterr().err
 

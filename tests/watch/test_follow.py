@@ -297,7 +297,7 @@ def test_settings_name_the_preset_and_what_was_changed(tmp_path: Path) -> None:
     (run,) = runs.listing()["runs"]
     assert runs.settings()["presets"][run["id"]] == {
         "name": "digits",
-        "changed": {"method": "semisfl", "optimizer.lr": str(parse({}).optimizer.lr)},
+        "changed": {"optimizer.lr": str(parse({}).optimizer.lr)},
     }
 
 
