@@ -31,7 +31,7 @@ BUDGETS = {
     "net/server": 2127,
     "net/tls": 406,
     "root": 140,
-    "runs": 2903,
+    "runs": 2360,
     "settings": 1038,
     "use": 973,
     "watch": 679,
