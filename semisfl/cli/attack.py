@@ -213,6 +213,3 @@ def _print_norms(result: dict[str, Any]) -> None:
 
 def _bits(most: float | None) -> str:
     return "no bound" if most is None else f"{most:,.0f}"
-
-
-COMMANDS = {"leakage": leakage}

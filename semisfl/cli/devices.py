@@ -1,13 +1,14 @@
-"""``semisfl serve``, ``join`` and ``demo-network``: training with real devices."""
+"""Commands of a server and its devices: ``semisfl serve``, ``join``, ``inspect`` and ``classify``."""
 
+import json
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from semisfl.cli import console, watching
-from semisfl.cli.inspecting import checked_digests, inspect
 from semisfl.cli.options import (
     EXIT_CODES,
     Accept,
@@ -15,24 +16,27 @@ from semisfl.cli.options import (
     Device,
     DeviceCerts,
     Insecure,
+    Json,
     PolicyFile,
     Preset,
     Quiet,
     ServerCerts,
     Settings,
     chosen_preset,
-    name_of,
+    client_credentials,
     refuse_beside_resume,
     require_certs,
     values_of,
     warn_of_unread,
 )
-from semisfl.cli.serve_model import serve_model
-from semisfl.cli.use_model import Cut
+from semisfl.cli.signals import StopSignals
+from semisfl.cli.use_model import Csv, Cut, Top, cut_at, open_model, print_predictions
 from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
-    from semisfl.runs.portable import Description
+    from semisfl.fleet.setup import NetworkOptions
+    from semisfl.net.terms import Terms
+    from semisfl.use.classifier import Classifier
 
 log = logging.getLogger(__name__)
 
@@ -75,19 +79,6 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Train with the devices that join, or serve a trained model. SIGTERM stops; --resume continues a run."""
-    if model is not None:
-        serve_model(
-            model,
-            context.obj,
-            certs=certs,
-            listen=listen,
-            cut=cut,
-            device=device,
-            insecure_loopback=insecure_loopback,
-        )
-        return
-    if labeled is None:
-        raise ValueError("serve needs --labeled FOLDER to train, or --model RUN to answer devices")
     from semisfl.cli import runner
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.net.server.fleet import NetworkFleet
@@ -96,6 +87,14 @@ def serve(
     from semisfl.runs.run_data import load_images
     from semisfl.settings import config, presets
 
+    console.show_log()
+    identity = None if insecure_loopback else certs
+    network = NetworkOptions(listen, identity, insecure_loopback)
+    if model is not None:
+        _serve_model(cut_at(open_model(model, device), cut), network, context.obj)
+        return
+    if labeled is None:
+        raise ValueError("serve needs --labeled FOLDER to train, or --model RUN to answer devices")
     if resume is not None:
         refuse_beside_resume(preset, out)
         options = RunDirectory.open(resume).changed(settings or [])
@@ -103,8 +102,6 @@ def serve(
         preset = chosen_preset(preset, settings, str(labeled), quiet=quiet)
         options = config.parse(presets.served(values_of(preset, settings)))
     warn_of_unread(options, settings)
-    console.show_log()
-    identity = None if insecure_loopback else certs
     with (
         run_log.collected(),
         watching.page_of_run(watch, token_file, identity) as show,
@@ -113,19 +110,25 @@ def serve(
         arguments: dict[str, Any] = {
             "data": load_images(str(labeled), options),
             "device": device,
-            "network": NetworkOptions(listen, identity, insecure_loopback),
+            "network": network,
             "stop": context.obj.flag,
         }
         if resume is not None:
             begun = start.go_on(resume, settings=settings or (), **arguments)
         else:
-            place = out or runner.free_directory(f"{name_of(preset)}-served")
+            place = out or runner.free_directory(f"{Path(preset).stem}-served")
             begun = start.begin(options, out=place, **arguments)
         with begun as run:
             fleet = run.experiment.fleet
             assert isinstance(fleet, NetworkFleet) and run.directory is not None
             place = run.directory.path
-            log.info("%s", _labels_used(run.experiment.description))
+            about = run.experiment.description
+            aside = about.tested_on if about.judged_on == "validation" else 0
+            log.info(
+                "all %d labelled images are used, %d of them for validation; data.labeled is for simulations",
+                about.labeled + aside,
+                aside,
+            )
             console.say(f"devices accept this run with --accept {fleet.terms.digest}")
             console.say(f"listening on port {fleet.port}; waiting for clients")
             show(place)
@@ -149,10 +152,22 @@ def serve(
     runner.leave_if_diverged([result.diverged])
 
 
-def _labels_used(about: "Description") -> str:
-    aside = about.tested_on if about.judged_on == "validation" else 0
-    apart = f", {aside} of them for validation" if aside else ""
-    return f"all {about.labeled + aside} labelled images are used{apart}; data.labeled is for simulations"
+def _serve_model(model: "Classifier", network: "NetworkOptions", signals: StopSignals) -> None:
+    """Serve the top of a trained model to devices that run its bottom, until a signal comes."""
+    from semisfl.use.model_server import ModelServer
+
+    server = ModelServer(model, network)
+    if server.served.downloadable:
+        console.say(f"devices accept this model with --accept {server.served.digest}")
+    console.say(
+        f"listening on port {server.port}: {model.path} of {len(model.classes)} classes; devices "
+        f"send {server.served.features} features per image"
+    )
+    try:
+        signals.wait()
+    finally:
+        server.close()
+    print(f"stopped after {counted(sum(server.answered.values()), 'image')}")
 
 
 def join(
@@ -204,7 +219,7 @@ def join(
                 name=name,
                 allow_methods=allow_method or (),
                 policy=policy,
-                accept=checked_digests(accept),
+                accept=accept or (),
                 stop=context.obj.flag,
                 report=report,
             )
@@ -216,4 +231,121 @@ def join(
     console.say(report.line())
 
 
-COMMANDS = {"serve": serve, "join": join, "inspect": inspect}
+def inspect(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST:PORT|PRESET|FILE.toml",
+            help="A server, or a preset or settings file that a server is to use.",
+        ),
+    ],
+    certs: DeviceCerts = None,
+    settings: Settings = None,
+    labeled: Annotated[
+        Path | None,
+        typer.Option(help="The labelled images of `serve`; default: the data set of the preset."),
+    ] = None,
+    insecure_loopback: Insecure = False,
+    allow_method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE.MODULE:CLASS", help="As for `join`; may be repeated."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Show what would be computed on a device and sent from it, and the digest for `join --accept`.
+
+    A server of `serve --model` is shown as `classify` would use it.
+    """
+    from semisfl.net.client.connection import Target
+    from semisfl.net.client.inspect import NoTerms, read_terms
+    from semisfl.net.client.shown_terms import text_of_terms
+    from semisfl.use.model_client import read_model
+    from semisfl.use.split_inference import text_of_model
+
+    if not re.search(r":\d+$", source):
+        terms = planned_terms(source, settings, labeled)
+    else:
+        credentials = client_credentials("inspect", certs, insecure_loopback)
+        try:
+            terms = read_terms(
+                source,
+                credentials,
+                insecure_loopback=insecure_loopback,
+                allow_methods=allow_method or (),
+            )
+        except NoTerms:
+            model = read_model(Target(source, credentials, insecure_loopback))
+            if not model.downloadable:
+                raise ValueError(
+                    f"{source} serves a top alone; devices need its bottom as a file"
+                ) from None
+            shown = {"digest": model.digest, "terms": model.terms()}
+            print(json.dumps(shown) if json_ else text_of_model(model))
+            return
+    shown = {"digest": terms.digest, "terms": json.loads(terms.to_json())}
+    print(json.dumps(shown) if json_ else text_of_terms(terms))
+
+
+def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None) -> "Terms":
+    """Return the terms that `serve` would have for a folder ``labeled``, without a network.
+
+    Without a folder, images have the shape and the classes of the preset's data set.
+    """
+    from semisfl.costs.about_images import planned
+    from semisfl.net.terms import Terms
+    from semisfl.runs.run_data import check_classes, load_images
+    from semisfl.settings import config
+
+    options = config.parse(values_of(preset, settings))
+    if labeled is not None:
+        data = load_images(str(labeled), options)
+        check_classes(data)
+        return Terms(options, data.shape, len(data.classes), data.mean, data.std)
+    images = planned(options)
+    halves = (0.5,) * images.shape[0]  # as images of a folder are normalised
+    return Terms(options, images.shape, images.classes, halves, halves)
+
+
+def classify(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Address of `serve --model`.")
+    ],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    certs: DeviceCerts = None,
+    bottom: Annotated[
+        Path | None,
+        typer.Option(
+            help="The bottom as .onnx or .safetensors; default: download it from the server."
+        ),
+    ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="Codec of `semisfl list` for the features; default: the policy's, or fp32."
+        ),
+    ] = None,
+    policy: PolicyFile = None,
+    accept: Accept = None,
+    top: Top = 3,
+    insecure_loopback: Insecure = False,
+    json_: Json = False,
+    csv_: Csv = False,
+) -> None:
+    """Classify images with the help of a server; only features leave this device."""
+    from semisfl.net.client.connection import Target
+    from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
+    from semisfl.net.client.rejection import Rejected
+    from semisfl.use.model_client import ModelClient
+
+    credentials = client_credentials("classify", certs, insecure_loopback)
+    target = Target(address, credentials, insecure_loopback)
+    owner = Owner.of_device(policy, certs, accept or ())
+    try:
+        with ModelClient(target, codec=codec, bottom=bottom, owner=owner) as client:
+            predictions = client.predict(images)
+            if policy is not None:
+                console.say(client.carried)
+    except NotAccepted as refused:
+        line = how_to_accept(refused, "classify", address, certs, policy)
+        raise Rejected(line, "policy") from refused
+    print_predictions(predictions, top, as_json=json_, as_csv=csv_)

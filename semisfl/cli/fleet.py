@@ -73,6 +73,3 @@ def _show(answer: dict[str, Any]) -> None:
         slowest = max(answered, key=lambda one: one["answer_seconds"])
         seconds = f"{slowest['answer_seconds']:.2f} s"
         print(f"longest to answer in the last round: {slowest['name']}, {seconds}")
-
-
-COMMANDS = {"fleet": fleet}

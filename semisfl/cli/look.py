@@ -153,6 +153,3 @@ def _show_partition(config: "Config", file: Path, as_json: bool) -> None:
     )
     if picture:
         print(f"picture: {picture}")
-
-
-COMMANDS = {"list": list_, "show": show}

@@ -2,8 +2,7 @@
 
 import sys
 import traceback
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +15,6 @@ from semisfl.cli import (
     look,
     planning,
     results,
-    serve_model,
     train,
     use_model,
     watching,
@@ -61,42 +59,36 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# The groups of `semisfl --help`; each module names its commands.
-GROUPS = {
-    "Train": (train,),
-    "Before training": (look, planning),
-    "Results": (results, watching),
-    "Use a trained model": (use_model, serve_model),
-    "Train with real devices": (devices, fleet),
-    "Attack a run to see how safe it is": (attack,),
+COMMANDS = {
+    "Train": {"run": train.run, "compare": train.compare},
+    "Before training": {"list": look.list_, "show": look.show, "plan": planning.plan},
+    "Results": {"report": results.report_, "replay": planning.replay, "watch": watching.watch},
+    "Use a trained model": {
+        "predict": use_model.predict,
+        "evaluate": use_model.evaluate,
+        "export": use_model.export,
+        "classify": devices.classify,
+    },
+    "Train with real devices": {
+        "serve": devices.serve,
+        "join": devices.join,
+        "inspect": devices.inspect,
+        "fleet": fleet.fleet,
+    },
+    "Attack a run to see how safe it is": {"leakage": attack.leakage},
 }
-for group, modules in GROUPS.items():
-    for module in modules:
-        for name, command in module.COMMANDS.items():
-            app.command(name, rich_help_panel=group)(command)
+"""The commands by their groups in `semisfl --help`; `certs` is a group of commands itself."""
+for group, commands in COMMANDS.items():
+    for name, function in commands.items():
+        app.command(name, rich_help_panel=group)(function)
 app.add_typer(certificates.app, name="certs", rich_help_panel="Train with real devices")
-STOPPABLE = (
-    "run",
-    "compare",
-    "serve",
-    "join",
-    "serve-model",
-    "watch",
-    "leakage",
-)
+STOPPABLE = ("run", "compare", "serve", "join", "watch", "leakage")
 """Commands that a signal stops cleanly; `StopSignals` is the ``obj`` of their context."""
 
 
-class LogFormat(StrEnum):
-    """How lines on stderr are written."""
-
-    text = "text"
-    json = "json"
-
-
-def _set_log_format(chosen: LogFormat | None) -> None:
+def _set_log_format(chosen: str | None) -> None:
     if chosen is not None:
-        console.set_up_logging(chosen.value)
+        console.set_up_logging(chosen)
 
 
 @app.callback(invoke_without_command=True)
@@ -107,7 +99,7 @@ def options(
         bool, typer.Option("--debug", help="Show the traceback of an error.", expose_value=False)
     ] = False,
     log_format: Annotated[
-        LogFormat | None,
+        Literal["text", "json"] | None,
         typer.Option(
             help="How lines on stderr are written.", callback=_set_log_format, expose_value=False
         ),
@@ -123,14 +115,10 @@ def options(
 
 def click_command() -> Any:
     """Return the whole command line. ``--debug`` and ``--log-format`` may also stand behind a command's name."""
-    root = typer.main.get_command(app)
+    root: Any = typer.main.get_command(app)
     everywhere = [option for option in root.params if option.name in ("debug", "log_format")]
-    groups: list[Any] = [root]
-    for group in groups:
-        for command in group.commands.values():
-            command.params.extend(everywhere)
-            if hasattr(command, "commands"):
-                groups.append(command)
+    for command in (*root.commands.values(), *root.commands["certs"].commands.values()):
+        command.params.extend(everywhere)
     return root
 
 

@@ -129,7 +129,8 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     from semisfl.settings import config, presets
 
     path = Path(preset)
-    values = config.read(path) if _is_file(path) else presets.values_of(preset)
+    is_file = path.suffix == ".toml" or len(path.parts) > 1
+    values = config.read(path) if is_file else presets.values_of(preset)
     return presets.completed(preset, config.override(values, settings or []))
 
 
@@ -156,15 +157,6 @@ def warn_of_unread(config: "Config", settings: Sequence[str] | None) -> None:
     for key in (one.partition("=")[0].strip() for one in settings or ()):
         if key.partition(".")[0] not in type(config).model_fields:
             console.say(f"method {config.method} does not read {key}", "warning")
-
-
-def name_of(preset: str) -> str:
-    path = Path(preset)
-    return path.stem if _is_file(path) else preset
-
-
-def _is_file(path: Path) -> bool:
-    return path.suffix == ".toml" or len(path.parts) > 1
 
 
 def require_certs(command: str, certs: Path | None, insecure_loopback: bool) -> None:

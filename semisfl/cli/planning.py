@@ -419,6 +419,3 @@ def _notes(results: Sequence[Replayed], codec: str | None) -> list[str]:
             "run's own codecs"
         )
     return lines
-
-
-COMMANDS = {"plan": plan, "replay": replay}

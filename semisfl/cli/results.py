@@ -195,6 +195,3 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
     output.show(table)
     if len(several) > MOST_PAIRS:
         print(f"{MOST_PAIRS} of {len(several)} differences; --table and --json have all")
-
-
-COMMANDS = {"report": report_}

@@ -19,7 +19,6 @@ from semisfl.cli.options import (
     Tables,
     Target,
     chosen_preset,
-    name_of,
     refuse_beside_resume,
     values_of,
     warn_of_unread,
@@ -69,7 +68,7 @@ def run(
         cluster = launched is not None
         result = runner.resume(resume, context.obj, settings=limits, cluster=cluster, **means)
     else:
-        stem = f"{name_of(preset)}-{config.method}-seed{config.seed}"
+        stem = f"{Path(preset).stem}-{config.method}-seed{config.seed}"
         out = out or runner.free_directory(stem)
         result = runner.start(config, out, context.obj, **means)
     _print_run(result, json_)
@@ -155,7 +154,7 @@ def compare(
     from semisfl.runs import compare as comparison
 
     preset = chosen_preset(preset, settings, quiet=quiet)
-    folder = out or Path("runs") / f"compare-{name_of(preset)}"
+    folder = out or Path("runs") / f"compare-{Path(preset).stem}"
     chosen = comparison.choose_methods(methods)
     swept = [comparison.Sweep.parse(text) for text in sweep or ()]
     groups = comparison.read_variants(variants) if variants else [comparison.PLAIN]
@@ -174,6 +173,3 @@ def compare(
     place = folder / "compare.png"
     results.show(summaries, target, place, plots.ACCURACIES, keys, json_, tables or ())
     runner.leave_if_diverged([run.diverged for group, _ in summaries for run in group.runs])
-
-
-COMMANDS = {"run": run, "compare": compare}

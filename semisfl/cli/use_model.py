@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -169,28 +168,17 @@ def _print_worst(names: list[str], result: "Evaluation") -> None:
             print(f"{names[true]} classified as {names[guess]}: {counted(count, 'image')}")
 
 
-class Format(StrEnum):
-    onnx = "onnx"
-    torch = "torch"
-    safetensors = "safetensors"
-
-
-class Part(StrEnum):
-    whole = "whole"
-    bottom = "bottom"
-    top = "top"
-
-
-class Quantization(StrEnum):
-    int8 = "int8"
-
-
 def export(
     run: RunOrFile,
-    to: Annotated[Format, typer.Option(help="onnx, torch (a torch.export .pt2) or safetensors.")],
-    part: Annotated[Part, typer.Option(help="Which part of the model to write.")] = Part.whole,
+    to: Annotated[
+        Literal["onnx", "torch", "safetensors"],
+        typer.Option(help="onnx, torch (a torch.export .pt2) or safetensors."),
+    ],
+    part: Annotated[
+        Literal["whole", "bottom", "top"], typer.Option(help="Which part of the model to write.")
+    ] = "whole",
     quantize: Annotated[
-        Quantization | None,
+        Literal["int8"] | None,
         typer.Option(help="Store weights and activations in 8 bits; onnx only."),
     ] = None,
     check: Annotated[
@@ -211,9 +199,7 @@ def export(
     images = exports.images_to_check(model, check)
     folder = out or find(run).parent / "export"
     model = cut_at(model, cut)
-    made = exports.export(
-        model, images, folder, to=to.value, part=part.value, int8=quantize is not None
-    )
+    made = exports.export(model, images, folder, to=to, part=part, int8=quantize is not None)
     size = made.path.stat().st_size
     if json_:
         written = {"file": str(made.path), "card": str(made.card), "bytes": size}
@@ -225,6 +211,3 @@ def export(
         f"at most {made.difference:.2g} and gives the same class for {made.agreement:.1%}"
     )
     print(f"card: {made.card}")
-
-
-COMMANDS = {"predict": predict, "evaluate": evaluate, "export": export}

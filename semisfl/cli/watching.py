@@ -106,6 +106,3 @@ def exporter(
             return [exporter]
 
         yield tell
-
-
-COMMANDS = {"watch": watch}

@@ -28,6 +28,9 @@ def _listed(value: Any) -> Any:
 class PolicyBreach(ValueError):
     """The policy forbids something that would leave this device. The message says what, and the limit."""
 
+    kind = "policy"
+    """The kind of a `semisfl.net.client.rejection.Rejected`, which chooses a command's exit code."""
+
     def __init__(self, message: str, to_server: str | None = None) -> None:
         """Take ``to_server``: the message for the server, where ``message`` holds more than it may know."""
         super().__init__(message)

@@ -436,16 +436,6 @@ def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     refused(capsys, ["run", "--set", "data.name=empty"], "empty holds no images")
 
 
-def test_a_folder_with_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for part in ("train", "test"):
-        write_images(tmp_path / "single" / part / "cat", 12, np.random.default_rng(0))
-    refused(
-        capsys,
-        train_arguments(tmp_path / "single"),
-        r"has 1 class folder \(cat\); at least 2 are needed",
-    )
-
-
 def test_images_of_different_sizes_are_resized_with_a_message(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

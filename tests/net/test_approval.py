@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from semisfl.cli import inspecting
+from semisfl.cli import devices
 from semisfl.cli.main import main
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.join import join
@@ -206,8 +206,6 @@ def test_join_refuses_with_the_line_that_accepts(
         digest = net.fleet.terms.digest
         assert f"the terms of {net.address} are {digest}, which this device has not" in line
         assert f"`semisfl inspect {net.address}`" in line and f"--accept {digest}" in line
-        assert main([*words, "--accept", "cnn"]) != 0
-        assert "--accept 'cnn' is no digest" in capsys.readouterr().err
 
 
 def test_a_refusal_of_a_server_does_not_write_to_the_terminal(
@@ -288,11 +286,11 @@ def test_inspect_refuses_a_model_that_cannot_be_built_as_join_does(
 
 
 def test_what_inspect_prints_without_a_network_is_what_a_server_sends() -> None:
-    planned = inspecting.planned_terms("digits", ["rounds=3"], None)
+    planned = devices.planned_terms("digits", ["rounds=3"], None)
     assert planned.shape == (1, 28, 28) and planned.classes == 10
-    assert planned.digest != inspecting.planned_terms("digits", None, None).digest
+    assert planned.digest != devices.planned_terms("digits", None, None).digest
     with pytest.raises(ValueError, match="inspect needs --certs DIR"):
-        inspecting.inspect("localhost:1")
+        devices.inspect("localhost:1")
 
 
 def test_images_of_clients_beside_the_labelled_ones_change_no_terms(tmp_path: Path) -> None:
@@ -300,13 +298,13 @@ def test_images_of_clients_beside_the_labelled_ones_change_no_terms(tmp_path: Pa
         (tmp_path / folder).mkdir(parents=True)
         for number in range(8):
             Image.new("RGB", (side, side)).save(tmp_path / folder / f"{number}.png")
-    assert inspecting.planned_terms("digits", None, tmp_path).shape == (3, 16, 16)
+    assert devices.planned_terms("digits", None, tmp_path).shape == (3, 16, 16)
 
 
 def test_the_page_lists_the_digests_of_the_presets() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
     table = "".join(
-        f"| `{name}` | `{inspecting.planned_terms(name, None, None).digest}` |\n"
+        f"| `{name}` | `{devices.planned_terms(name, None, None).digest}` |\n"
         for name in PRESETS
         if name != "images"  # it has no data set of its own
     )
