@@ -75,9 +75,6 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m reproduction bench
 	$(BIN)/python -m reproduction.benchmarks.twin
 	$(BIN)/python -m reproduction.benchmarks.network
-	$(BIN)/python -m reproduction.benchmarks.training_clients
-	$(BIN)/python -m reproduction.benchmarks.inference
-	$(BIN)/python -m reproduction.benchmarks.virtual_clock
 
 results: $(VENV)/.installed
 	$(BIN)/python -m reproduction results

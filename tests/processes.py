@@ -28,6 +28,12 @@ PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.create_server(("localhost", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 class Forked(Popen[Any]):
     """A `subprocess.Popen` whose command is ``[sys.executable, "-m", MODULE, …]`` or
     ``[sys.executable, "-c", CODE, …]``; ``largest_file`` limits the bytes of a file it writes."""

@@ -16,11 +16,11 @@ import typer.main
 import yaml
 from PIL import Image
 
-from reproduction.benchmarks.loopback import free_port
 from semisfl.cli.main import app
 from semisfl.data.dataset import Dataset
 from tests import toy
 from tests.net.harness import until
+from tests.processes import free_port
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))

@@ -1,6 +1,6 @@
 """Measure the seconds from a process's start to the first round of `semisfl run digits`, and to PyTorch's import.
 
-python -m reproduction.benchmarks.first_round > results/cpu/first_round.json
+python -m reproduction.benchmarks.first_round
 """
 
 import json

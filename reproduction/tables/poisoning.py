@@ -1,4 +1,4 @@
-"""The tables of docs/poisoning.md, from results/poisoning; `python -m reproduction.tables.results` writes them."""
+"""The tables about poisoning, from the study ``poisoning``."""
 
 from collections.abc import Callable, Iterable
 from statistics import mean

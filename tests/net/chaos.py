@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from reproduction.benchmarks.loopback import free_port
 from semisfl.net.tls import certs
 from semisfl.settings.toml import to_toml
 from tests.net import chaos_processes, rogues, villains
@@ -40,6 +39,7 @@ from tests.net.chaos_outcome import participation, wrong
 from tests.net.chaos_processes import CALM_ROUNDS, FINISHED, PACE, RECORD
 from tests.net.harness import Proxy, tiny
 from tests.net.rogue_server import folder_of_images
+from tests.processes import free_port
 
 STEPS = 3
 PARTS = (("train", 4), ("test", 2))
