@@ -5,6 +5,7 @@ The name of a table or figure, such as ``table3``, stands for the command ``make
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -192,4 +193,6 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Ctrl-C ends a command at once, also in a long computation; `make.train` alone finishes its iteration.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))

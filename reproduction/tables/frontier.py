@@ -1,4 +1,4 @@
-"""The tables of docs/frontier.md; `python -m reproduction.tables.results` writes them."""
+"""The tables about the variant ``frontier`` and about few labels."""
 
 from collections import defaultdict
 from statistics import fmean

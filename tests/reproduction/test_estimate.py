@@ -35,7 +35,6 @@ def test_a_whole_round_is_extrapolated_from_two_short_ones() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_an_estimate(number: signal.Signals, tmp_path: Path) -> None:
     """It times image100 on the CPU, which takes minutes."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
     command = [sys.executable, "-m", "reproduction", "estimate", "table1", "--only", "image100"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path), "--device", "cpu"], stderr=subprocess.PIPE
