@@ -33,7 +33,7 @@ BUDGETS = {
     "root": 140,
     "runs": 2360,
     "settings": 1038,
-    "use": 973,
+    "use": 953,
     "watch": 679,
 }
 NESTED = ("engine", "fleet", "net")

@@ -259,7 +259,7 @@ def inspect(
     from semisfl.net.client.connection import Target
     from semisfl.net.client.inspect import NoTerms, read_terms
     from semisfl.net.client.shown_terms import text_of_terms
-    from semisfl.use.model_client import read_model
+    from semisfl.use.split_inference import read_model
     from semisfl.use.split_inference import text_of_model
 
     if not re.search(r":\d+$", source):
@@ -335,7 +335,7 @@ def classify(
     from semisfl.net.client.connection import Target
     from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
     from semisfl.net.client.rejection import Rejected
-    from semisfl.use.model_client import ModelClient
+    from semisfl.use.split_inference import ModelClient
 
     credentials = client_credentials("classify", certs, insecure_loopback)
     target = Target(address, credentials, insecure_loopback)

@@ -176,7 +176,7 @@ def _draw_confusion(axes: "Axes", evaluation: Evaluation) -> None:
     if len(names) <= MOST_NUMBERED:
         for true, given in np.argwhere(counts):
             colour = "white" if shares[true, given] > 0.5 else "black"
-            style = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
+            style: dict[str, Any] = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
             axes.text(given, true, counts[true, given], **style)
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)

@@ -19,7 +19,6 @@ from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
 from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import Classifier
-from semisfl.use.split_inference import ServedModel
 
 MOST_CALLS = 64
 """Calls in progress; gRPC refuses further ones for now."""
@@ -39,7 +38,7 @@ class ModelServer:
         hostport.check_listen(network)
         model.need("top")
         self._model = model
-        self.served = ServedModel.of(model)
+        self.served = protocol.ServedModel.of(model)
         """The model as devices see it."""
         self.answered: Counter[str] = Counter()
         """Images so far, by the device's name."""
@@ -52,7 +51,11 @@ class ModelServer:
             maximum_concurrent_rpcs=MOST_CALLS,
             options=chunks.options(protocol.LARGEST_REQUEST, so_reuseport=0, **KEEPALIVE),
         )
-        answers = {"Describe": self._describe, "Bottom": self._bottom, "Features": self._features}
+        answers: dict[str, Answer] = {
+            "Describe": self._describe,
+            "Bottom": self._bottom,
+            "Features": self._features,
+        }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(self._guarded(answer))
             for name, answer in answers.items()

@@ -15,8 +15,8 @@ from semisfl.net.client.connection import Target
 from semisfl.net.client.owner import Approval, Owner
 from semisfl.net.tls import certs
 from semisfl.use.classifier import Classifier
-from semisfl.use.model_client import ModelClient
 from semisfl.use.model_server import ModelServer
+from semisfl.use.split_inference import ModelClient
 
 
 @contextlib.contextmanager

@@ -58,32 +58,15 @@ def test_nothing_is_downloaded_or_sent_before_the_owner_accepts_the_model(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"bottom": "0" * 32},
-        {"mean": [0.25, 0.5, 0.5]},
-        {"std": [0.75, 0.5, 0.5]},
-        {"shape": [3, 13, 12]},
-        {"padding": 2},
-    ],
-    ids=str,
+    [{"bottom": "0" * 32}, {"mean": (0.25, 0.5, 0.5)}, {"std": (0.75, 0.5, 0.5)}, {"cut": 1}],
 )
 def test_a_changed_model_must_be_accepted_again(
     change: dict[str, Any], server: ModelServer, authority: Path
 ) -> None:
     accepted = Owner(approval=accepting(server))
     connect(server, authority, owner=accepted).close()
-    plain = json.loads(server.served.model_dump_json())
-    plain["layers"][0] |= {key: change[key] for key in change.keys() - plain.keys()}
-    plain |= {key: change[key] for key in change.keys() & plain.keys()}
-    # The attacker keeps the number of features right, so that only the digest can notice.
-    for features in range(1, 3000):
-        try:
-            other = ServedModel.from_json(json.dumps(plain | {"features": features}))
-            break
-        except ValueError:
-            continue
-    assert other.digest != server.served.digest
-    server.served = other
+    changed = server._model.recut(1) if "cut" in change else server._model
+    server.served = ServedModel(**{**dict(ServedModel.of(changed)), **change})
     with pytest.raises(NotAccepted):
         connect(server, authority, owner=accepted)
 
@@ -334,32 +317,14 @@ def test_a_file_whose_weights_lie_in_another_one_is_refused(
         connect(server, authority, bottom=path)
 
 
-@pytest.mark.parametrize("odd", ["Loop", "If", "function"])
 def test_a_file_that_could_run_for_ever_is_refused(
-    odd: str, bottom: onnx.ModelProto, server: ModelServer, authority: Path, tmp_path: Path
+    bottom: onnx.ModelProto, server: ModelServer, authority: Path, tmp_path: Path
 ) -> None:
     helper, number = onnx.helper, onnx.TensorProto
-    if odd == "function":
-        inner = [helper.make_node("Identity", ["x"], ["y"])]
-        opset = [helper.make_opsetid("", 18)]
-        bottom.functions.append(helper.make_function("own", "Twice", ["x"], ["y"], inner, opset))
-    else:
-        named = helper.make_tensor_value_info
-        flag, value = named("go", number.BOOL, []), named("rows", number.FLOAT, None)
-        body = helper.make_graph([], "body", [named("i", number.INT64, []), flag], [flag, value])
-        names = {"Loop": ["body"], "If": ["then_branch", "else_branch"]}[odd]
-        node = helper.make_node(odd, ["", "go"], ["many"], **dict.fromkeys(names, body))
-        bottom.graph.node.append(node)
+    named = helper.make_tensor_value_info
+    flag, value = named("go", number.BOOL, []), named("rows", number.FLOAT, None)
+    body = helper.make_graph([], "body", [named("i", number.INT64, []), flag], [flag, value])
+    bottom.graph.node.append(helper.make_node("Loop", ["", "go"], ["many"], body=body))
     path = saved(bottom, tmp_path, "Identity", ["rows"])
-    with pytest.raises(ValueError, match="it has the operator"):
-        connect(server, authority, bottom=path)
-
-
-@pytest.mark.parametrize("text", ["{}", '{"identity": "i"}'])
-def test_a_file_with_an_odd_description_is_refused(
-    text: str, bottom: onnx.ModelProto, server: ModelServer, authority: Path, tmp_path: Path
-) -> None:
-    onnx.helper.set_model_props(bottom, {onnx_file.ABOUT: text})
-    path = saved(bottom, tmp_path, "Identity", ["rows"])
-    with pytest.raises(ValueError, match="is not the bottom of the model"):
+    with pytest.raises(ValueError, match="it has the operator Loop"):
         connect(server, authority, bottom=path)

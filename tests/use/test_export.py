@@ -130,12 +130,6 @@ def test_a_full_disk_is_an_error_and_nothing_is_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("to", ["torch", "safetensors"])
-def test_int8_is_for_onnx(to: Any, model: Classifier, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"is there for --to onnx, not for {to}"):
-        export(model, PIXELS, tmp_path, to=to, int8=True)
-
-
 @pytest.mark.parametrize("wrong", [1e-2, float("nan")])
 def test_a_mismatch_is_an_error_and_nothing_is_kept(
     wrong: float, model: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,11 +159,6 @@ def test_int8_that_answers_otherwise_is_refused(model: Classifier) -> None:
     difference, agreement = check(model, "whole", model.probabilities, PIXELS, int8=True)
     # Not 0: the check's batches of 1 and 39 images may be summed in another order than one of 40.
     assert difference < 1e-6 and agreement == 1
-
-
-def test_a_shape_that_changed_is_refused(model: Classifier) -> None:
-    with pytest.raises(ValueError, match=r"gives \[40, 3\] where the original gives \[40, 4\]"):
-        check(model, "whole", lambda p: model.probabilities(p)[:, :3], PIXELS, int8=False)
 
 
 def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:

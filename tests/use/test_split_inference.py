@@ -23,8 +23,8 @@ from semisfl.net.tls import certs
 from semisfl.use import split_inference
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
-from semisfl.use.model_client import ModelClient
 from semisfl.use.model_server import ModelServer
+from semisfl.use.split_inference import ModelClient
 from tests import toy
 from tests.processes import Forked
 from tests.use.serving import connect, lie, overheard, served

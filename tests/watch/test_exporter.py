@@ -146,10 +146,3 @@ def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() ->
         "semisfl_refusals_total",
         "semisfl_last_round_seconds",
     } <= metrics
-
-
-def test_probes_need_no_token_and_tell_nothing_else() -> None:
-    with serving(exporter().app, Address("127.0.0.1", 0, token=TOKEN)) as url:
-        assert ask(url, "/healthz")[:2] == (200, "ok\n")
-        assert ask(url, "/readyz")[0] == 200
-        assert ask(url, "/metrics")[0] == 401
