@@ -259,8 +259,7 @@ def inspect(
     from semisfl.net.client.connection import Target
     from semisfl.net.client.inspect import NoTerms, read_terms
     from semisfl.net.client.shown_terms import text_of_terms
-    from semisfl.use.split_inference import read_model
-    from semisfl.use.split_inference import text_of_model
+    from semisfl.use.split_inference import read_model, text_of_model
 
     if not re.search(r":\d+$", source):
         terms = planned_terms(source, settings, labeled)
