@@ -1,4 +1,4 @@
-"""``semisfl fleet``: administer a running server."""
+"""``semisfl fleet``: list the devices of a running server, or remove one."""
 
 import enum
 import json
@@ -7,53 +7,51 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl.cli import console, output
+from semisfl.cli import output
 from semisfl.cli.options import Json
+from semisfl.files import read_json
 from semisfl.settings.counts import amount
 
 
 class Action(enum.StrEnum):
     list = "list"
     remove = "remove"
-    pause = "pause"
-    resume = "resume"
-    drain = "drain"
-
-
-DONE = {
-    Action.remove: "{name} is removed and its place is free; revoke its certificate to keep it out for good",
-    Action.pause: "no further round begins until `semisfl fleet {run} resume`",
-    Action.resume: "rounds go on",
-    Action.drain: "the server stops after this round; `semisfl serve --resume {run} --labeled DIR` goes on",
-}
 
 
 def fleet(
     run: Annotated[Path, typer.Argument(help="Directory of a run that `semisfl serve` works on.")],
-    action: Annotated[
-        Action, typer.Argument(help="What to do; `drain` stops after the current round.")
-    ],
+    action: Annotated[Action, typer.Argument(help="What to do.")],
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="The device to remove.")] = "",
     as_json: Json = False,
 ) -> None:
-    """List a running server's devices, remove one, or pause, resume or drain the run."""
-    from semisfl.net.server.administration import ask
+    """List a server's devices as it last wrote them down, or remove one before its next round."""
+    from semisfl.net.server.roster import remove_device
 
     if (action is Action.remove) != bool(name):
         raise ValueError("remove needs the NAME of a device, and nothing else takes one")
-    answer = ask(run, action.value, name)
-    if as_json:
-        print(json.dumps(answer))
-    elif action is Action.list:
-        _show(answer)
+    status = read_json(run / "fleet.json")
+    if not status:
+        raise ValueError(f"{run} has no fleet.json; name the directory of a run of `semisfl serve`")
+    if action is Action.remove:
+        if name not in (known := [device["name"] for device in status["clients"]]):
+            raise ValueError(
+                f"{name!r} has no place; the devices that have one: {', '.join(known)}"
+            )
+        remove_device(run, name)
+        print(
+            f"{name} leaves its place before the next round, and stays out while {run / 'removed.txt'} names it; "
+            "revoke its certificate to keep it out of other runs too"
+        )
+    elif as_json:
+        print(json.dumps(status))
     else:
-        print(DONE[action].format(run=console.quoted(run), name=name))
+        _show(status)
 
 
-def _show(answer: dict[str, Any]) -> None:
+def _show(status: dict[str, Any]) -> None:
     columns = ("device", "state", "last seen", "place", "images", "sent", "received")
     table = output.table("", columns, text=3)
-    for device in answer["clients"]:
+    for device in status["clients"]:
         table.add_row(
             device["name"],
             "here" if "since" in device else "away",
@@ -64,11 +62,11 @@ def _show(answer: dict[str, Any]) -> None:
             amount(device["bytes_down"]),
         )
     output.show(table)
-    here = sum("since" in device for device in answer["clients"])
-    state = answer["waiting"] or "training"
-    taken = len(answer["clients"])
-    print(f"{here} here, {taken} of {answer['total']} places taken; {state}")
-    answered = [one for one in answer["clients"] if "answer_seconds" in one]
+    here = sum("since" in device for device in status["clients"])
+    state = status.get("waiting", "training" if here else "no device is here")
+    taken = f"{len(status['clients'])} of {status.get('total', '?')} places taken"
+    print(f"{here} here, {taken}; {state}; written at {status['time']}")
+    answered = [one for one in status["clients"] if "answer_seconds" in one]
     if answered:
         slowest = max(answered, key=lambda one: one["answer_seconds"])
         seconds = f"{slowest['answer_seconds']:.2f} s"

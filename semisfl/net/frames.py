@@ -1,21 +1,18 @@
 """Encode and decode messages: a fixed prefix, a msgpack header, then raw padded buffers. No pickle.
 
     magic "SSFL" | protocol u32 | header length u32 | 0 u32               little-endian
-    msgpack [kind, {field: value}, [[tensor, dtype, shape, codec], ...]]  names sorted
+    msgpack [kind, {field: value}, [[tensor, dtype, shape, codec], ...]]  tensors sorted by name
     every part of every tensor, little-endian
 
-Header and parts are each padded with zeros to 16 bytes. A frame has one encoding: `decode` packs
-what it understood of the header again and refuses any other bytes, so duplicate keys, long-form
-integers, padding and trailing bytes cannot hide anything. The receiver says beforehand what it
-expects; nothing about a tensor is believed from the frame.
+Header and parts are each padded with zeros to 16 bytes. The receiver knows beforehand what may come: a frame must have
+exactly the fields, tensors, shapes and codecs of a `Schema`, and so the number of bytes that follows from it.
 
-There is no checksum. TLS authenticates every record, so bytes that arrive are the bytes that were
-sent. A sender who lies would send a checksum that fits. A CRC over the buffers was nearly half of what
-a frame cost the server. Values that broken memory makes absurd are refused where every value is
-checked (`semisfl.net.server.value_checks`).
+There is no checksum: TLS authenticates every record, so the bytes that arrive are the bytes that were sent. Every
+receiver checks the values themselves (`semisfl.net.server.value_checks`, `semisfl.net.client.agreement`).
 """
 
 import math
+import reprlib
 import struct
 import sys
 from collections.abc import Mapping
@@ -24,21 +21,26 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
+import msgpack
 import numpy as np
 import torch
 from torch import Tensor
 
 from semisfl.fleet.codec import Codec, codec_for
-from semisfl.net.headers import MAX_HEADER, MAX_ITEMS, Entry, WireError, listed, pack, short, unpack
-from semisfl.settings.catalog import CODECS
 
 if sys.byteorder != "little":
-    raise ImportError("semisfl.net.frames needs a little-endian machine: buffers cross as they are")
+    raise ImportError(
+        "semisfl.net.frames needs a little-endian machine: buffers are sent as they are"
+    )
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAGIC = b"SSFL"
 PREFIX = struct.Struct("<4sIII")
 ALIGNMENT = 16
+MAX_HEADER = 256 * 1024
+"""Most bytes of a header: about 4,000 tensors."""
+MAX_ITEMS = 4096
+"""Most items of a list or map in a header: msgpack reserves room for a list before it reads the items."""
 
 DTYPES = {
     dtype: str(dtype).removeprefix("torch.")
@@ -47,11 +49,19 @@ DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
+"""The dtypes that a tensor in a frame may have, with their names in the header."""
+
+Entry = list[Any]
+"""A tensor in the header: name, dtype, shape, codec."""
+
+
+class WireError(ValueError):
+    """Raised for bytes that break the protocol; the message is one line."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Describe a tensor as the receiver will hold it, and the codec it crosses in."""
+    """Describe a tensor as the receiver will hold it, and the name of the codec that it is sent in."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -59,30 +69,30 @@ class TensorSpec:
 
     @cached_property
     def how(self) -> Codec:
-        """Return the codec in use: integers cross raw, whatever ``codec`` names."""
+        """Return the codec in use: integers are sent raw, whatever ``codec`` names."""
         return codec_for(self.codec, self.dtype)
 
-    def described(self, name: str) -> Entry:
-        """Return the tensor's entry in the header."""
+    def entry(self, name: str) -> Entry:
+        """Return the entry of the tensor ``name`` in the header."""
         return [name, DTYPES[self.dtype], list(self.shape), self.how.name]
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Describe one kind of frame: exactly these fields and exactly these tensors."""
+    """Describe one kind of frame: exactly these fields (name -> type) and exactly these tensors."""
 
     fields: Mapping[str, type] = field(default_factory=dict)
-    tensors: Mapping[str, TensorSpec] | None = None
-    max_bytes: int | None = None  # of the whole frame, if less than its tensors and any header
+    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
-        """Return the tensors in the order in which they cross."""
-        return dict(sorted((self.tensors or {}).items()))
+        """Return the tensors in the order in which they are sent."""
+        return dict(sorted(self.tensors.items()))
 
     @cached_property
     def table(self) -> list[Entry]:
-        return [spec.described(name) for name, spec in self.specs.items()]
+        """Return the header's entries of all tensors."""
+        return [spec.entry(name) for name, spec in self.specs.items()]
 
     @cached_property
     def buffers(self) -> int:
@@ -93,27 +103,15 @@ class Schema:
             for shape, dtype in spec.how.layout(spec.shape)
         )
 
-    @cached_property
+    @property
     def limit(self) -> int:
-        """Return the most bytes a frame of this kind may have, which bounds the receiver's memory."""
-        most = PREFIX.size + MAX_HEADER + self.buffers
-        return most if self.max_bytes is None else min(most, self.max_bytes)
-
-    def size(self, kind: str) -> int:
-        """Return the bytes of a frame of this kind, which has no fields."""
-        return PREFIX.size + _padded(len(pack(kind, {}, self.table))) + self.buffers
-
-    @cached_property
-    def held(self) -> int:
-        """Return the most bytes that a receiver holds of a frame: as it arrives, or its tensors decoded."""
-        specs = self.specs.values()
-        decoded = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
-        return max(self.limit, decoded)
+        """Return the most bytes that a frame of this kind may have."""
+        return PREFIX.size + MAX_HEADER + self.buffers
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Hold a message that was checked against its schema; its tensors are on the CPU."""
+    """A message that was checked against its schema; its tensors are on the CPU."""
 
     kind: str
     fields: dict[str, Any]
@@ -121,7 +119,7 @@ class Frame:
 
 
 def payload_bytes(schema: Schema) -> int:
-    """Return the bytes of tensors that cross, as traffic counts them: no header, no padding."""
+    """Return the bytes of a frame's tensors, as traffic counts them: no header, no padding."""
     return sum(spec.how.size(spec.shape) for spec in schema.specs.values())
 
 
@@ -131,126 +129,87 @@ def encode(
     tensors: Mapping[str, Tensor],
     codecs: Mapping[str, str] | str = "fp32",
 ) -> list[bytes | memoryview]:
-    """Return the frame in pieces, to be joined or sent one by one.
+    """Return the pieces of a frame, to be joined.
 
-    Pieces are views of the tensors where nothing had to be converted: send or join them before
-    the tensors change.
+    ``codecs`` names the codec of each tensor, or one for all. Pieces are views of the tensors where nothing had to be
+    converted: join them before the tensors change. Raise `WireError` if the header would be too long.
     """
-    if len(tensors) > MAX_ITEMS:
-        raise WireError(
-            f"{len(tensors)} tensors exceed {MAX_ITEMS} in a frame: send several frames"
-        )
     table: list[Entry] = []
     buffers: list[bytes | memoryview] = []
     for name, tensor in sorted(tensors.items()):
-        if tensor.dtype not in DTYPES:
-            raise WireError(f"tensor {name!r} is {tensor.dtype}: only {listed(DTYPES)} can cross")
-        if not isinstance(codecs, str) and name not in codecs:
-            raise WireError(f"tensor {name!r} has no codec: name one of {listed(CODECS)}")
         codec = codecs if isinstance(codecs, str) else codecs[name]
         spec = TensorSpec(tuple(tensor.shape), tensor.dtype, codec)
-        table.append(spec.described(name))
+        table.append(spec.entry(name))
         for part in spec.how.encode(tensor):
             raw = _bytes_of(part.cpu().contiguous())
-            buffers += [raw.data, _padding(raw.nbytes)]
-    header = pack(kind, fields, table)
+            buffers += [raw.data, bytes(_padded(raw.nbytes) - raw.nbytes)]
+    header = msgpack.packb([kind, dict(fields), table])
     if len(header) > MAX_HEADER:
-        raise WireError(
-            f"header of {len(header)} bytes exceeds {MAX_HEADER}: send a tensor instead"
-        )
-    body = [piece for piece in (header, _padding(len(header)), *buffers) if len(piece)]
-    return [PREFIX.pack(MAGIC, PROTOCOL, len(header), 0), *body]
+        raise WireError(f"a header of {len(header)} bytes exceeds {MAX_HEADER}")
+    padding = bytes(_padded(len(header)) - len(header))
+    return [PREFIX.pack(MAGIC, PROTOCOL, len(header), 0), header, padding, *filter(len, buffers)]
 
 
-def decode(
-    data: bytes | bytearray | memoryview, expected: Mapping[str, Schema], *, copy: bool = True
-) -> Frame:
-    """Return the frame; raise WireError unless ``expected`` (kind -> schema) allows exactly this one.
+def decode(data: bytes | bytearray | memoryview, expected: Mapping[str, Schema]) -> Frame:
+    """Return the frame; raise `WireError` unless ``expected`` (kind -> schema) allows exactly this one.
 
-    With ``copy``, its tensors own their memory. Without, tensors that cross raw are views of
-    ``data``, which must be writable and must not change while they are used.
+    Tensors that are sent raw are views of ``data`` if it is writable: it must not change while they are used.
     """
     view = memoryview(data).cast("B")
-    largest = max((schema.limit for schema in expected.values()), default=0)
-    if len(view) > largest:
-        raise WireError(f"frame of {len(view)} bytes exceeds the {largest} this phase allows")
-    if len(view) < PREFIX.size:
-        raise WireError(f"frame of {len(view)} bytes is shorter than its prefix of {PREFIX.size}")
-    magic, protocol, length, unused = PREFIX.unpack_from(view)
+    view = memoryview(bytearray(view)) if view.readonly else view
+    largest = max(schema.limit for schema in expected.values())
+    if not PREFIX.size <= len(view) <= largest:
+        raise WireError(f"a frame of {len(view)} bytes; {PREFIX.size} to {largest} are expected")
+    magic, protocol, length, _ = PREFIX.unpack_from(view)
     if magic != MAGIC:
-        raise WireError(f"frame starts with {magic!r}, not {MAGIC!r}: the sender is not semisfl")
+        raise WireError(f"a frame starts with {magic!r}, not {MAGIC!r}: the sender is not semisfl")
     if protocol != PROTOCOL:
         raise WireError(f"protocol {protocol}, but {PROTOCOL} here: run one version on both sides")
-    if unused:
-        raise WireError(f"prefix ends with {unused:#x}, which must be zero")
     start = PREFIX.size + _padded(length)
     if length > MAX_HEADER or start > len(view):
-        raise WireError(f"header of {length} bytes exceeds {min(MAX_HEADER, len(view))}")
-
-    header = view[PREFIX.size : PREFIX.size + length]
-    kind, fields, table = unpack(header)
-    schema = expected.get(kind)
-    if schema is None:
-        raise WireError(f"kind {short(kind)} is not expected: this phase takes {listed(expected)}")
-    _check_fields(fields, schema)
-    if pack(kind, fields, schema.table) != header:
-        raise WireError(_difference(schema.table, table))
-    total = start + schema.buffers
-    if len(view) != total or total > schema.limit:
-        raise WireError(f"{kind!r} of {len(view)} bytes: needs {total}, at most {schema.limit}")
-    if any(view[PREFIX.size + length : start]):
-        raise WireError("padding after the header is not zero")
-
-    regions = _Regions(view, start, copy)
-    tensors = {name: regions.read(name, spec) for name, spec in schema.specs.items()}
-    return Frame(kind, fields, {name: tensors[name] for name in schema.tensors or {}})
-
-
-@dataclass
-class _Regions:
-    """Read the buffers of a frame one after another; its length was checked before."""
-
-    view: memoryview
-    offset: int
-    copy: bool
-
-    def read(self, name: str, spec: TensorSpec) -> Tensor:
-        parts = [self._part(name, *part) for part in spec.how.layout(spec.shape)]
-        if not spec.how.canonical(parts, spec.shape):
-            raise WireError(
-                f"tensor {name!r} holds bytes that its codec {spec.how.name} never makes"
-            )
-        return spec.how.decode(parts, spec.shape, spec.dtype)
-
-    def _part(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        size = math.prod(shape) * dtype.itemsize
-        end = self.offset + size
-        if any(self.view[end : self.offset + _padded(size)]):
-            raise WireError(f"padding after tensor {name!r} is not zero")
-        region = self.view[self.offset : end]
-        self.offset += _padded(size)
-        if size and not self.copy:
-            return torch.frombuffer(region, dtype=dtype).view(shape)
-        # A copy: the frame may be read-only, or the transport's buffer for the next one.
-        tensor = torch.empty(shape, dtype=dtype)
-        _bytes_of(tensor)[:] = region
-        return tensor
-
-
-def _check_fields(fields: dict[str, Any], schema: Schema) -> None:
-    if fields.keys() != schema.fields.keys():
-        raise WireError(f"fields are {listed(fields)}, but {listed(schema.fields)} are expected")
-    for name, wanted in schema.fields.items():
-        if type(fields[name]) is not wanted:
-            is_type = type(fields[name]).__name__
-            raise WireError(f"field {name!r} is {is_type}, but {wanted.__name__} is expected")
-
-
-def _difference(wanted: list[Entry], received: list[Any]) -> str:
-    for want, got in zip_longest(wanted, received):
+        raise WireError(f"a header of {length} bytes in a frame of {len(view)}")
+    kind, fields, table = unpack(view[PREFIX.size : PREFIX.size + length])
+    if (schema := expected.get(kind)) is None:
+        raise WireError(f"kind {short(kind)} is not expected, but {', '.join(expected)}")
+    types = {name: type(value) for name, value in fields.items()}
+    if types != dict(schema.fields):
+        raise WireError(
+            f"{kind} has fields {short(types)}; {short(dict(schema.fields))} are expected"
+        )
+    for want, got in zip_longest(schema.table, table):
         if want != got:
-            return f"tensor {short(got)} where {short(want)} is expected"
-    return "header is not in its one canonical form"
+            raise WireError(f"tensor {short(got)} where {short(want)} is expected")
+    if len(view) != start + schema.buffers:
+        raise WireError(f"{kind} of {len(view)} bytes; {start + schema.buffers} are expected")
+    tensors = {}
+    for name, spec in schema.specs.items():
+        parts = []
+        for shape, dtype in spec.how.layout(spec.shape):
+            size = math.prod(shape) * dtype.itemsize
+            region = view[start : start + size]
+            part = torch.frombuffer(region, dtype=dtype) if size else torch.empty(0, dtype=dtype)
+            parts.append(part.view(shape))
+            start += _padded(size)
+        tensors[name] = spec.how.decode(parts, spec.shape, spec.dtype)
+    return Frame(kind, fields, {name: tensors[name] for name in schema.tensors})
+
+
+def unpack(header: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
+    """Return the kind, the fields and the table of tensors, checked for size and nothing else."""
+    limits = {"max_array_len": MAX_ITEMS, "max_map_len": MAX_ITEMS, "max_ext_len": 0}
+    try:
+        content = msgpack.unpackb(header, strict_map_key=True, **limits)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise WireError(f"the header is not msgpack within limits: {short(str(error))}") from None
+    match content:
+        case [str(kind), dict(fields), list(table)]:
+            return kind, fields, table
+    raise WireError("the header is not [kind, fields, tensors]")
+
+
+def short(value: object) -> str:
+    """Return about a hundred printable characters of what another machine sent."""
+    return reprlib.repr(value)
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
@@ -262,7 +221,3 @@ def _bytes_of(tensor: Tensor) -> np.ndarray:
 
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _padding(size: int) -> bytes:
-    return bytes(_padded(size) - size)

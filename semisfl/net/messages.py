@@ -10,13 +10,11 @@
                              <-     gradients     and so on, once per step
     bottom                   ->                   after the last step's gradients
                              <-     full          a full-model round begins; which states will come
-    accept                   ->
                              <-     states
-    fetch                    ->                   any number of times
+    fetch                    ->                   at most once per state
                              <-     states
-    done                     ->                   numbers, and which states there are to upload
-                             <-     upload
-    states                   ->
+    states                   ->                   and numbers; or:
+    declined                 ->                   the client has nothing to add
     refusal                  ->                   instead of any answer: the device's policy forbids it
 
 The server asks, the client answers; an answer carries the ticket of what it answers.
@@ -32,8 +30,7 @@ import torch
 from torch import Tensor
 
 from semisfl.models.split import SplitModel
-from semisfl.net.frames import PROTOCOL, Schema, TensorSpec
-from semisfl.net.headers import WireError
+from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy
@@ -58,12 +55,11 @@ HELLO = Schema(
         "instance": str,
         "attempt": int,
         "policy": dict,
-    },
-    max_bytes=SMALL,
+    }
 )
-WELCOME = Schema({"terms": str, "run": str, "epoch": int}, max_bytes=SMALL)
-READY = Schema({"model": str, "images": int, "skipped": int}, max_bytes=SMALL)
-ENROLLED = Schema({"client": int}, max_bytes=SMALL)
+WELCOME = Schema({"terms": str})
+READY = Schema({"model": str, "images": int, "skipped": int})
+ENROLLED = Schema({"client": int})
 FULL = Schema(
     {
         "round": int,
@@ -73,14 +69,11 @@ FULL = Schema(
         "settings": dict,
         "states": dict,
         "on_request": dict,
-    },
-    max_bytes=4 * SMALL,
+    }
 )
-ACCEPT = Schema({"round": int}, max_bytes=SMALL)
-FETCH = Schema({"round": int, "name": str}, max_bytes=SMALL)
-DONE = Schema({"round": int, "numbers": dict, "states": dict}, max_bytes=4 * SMALL)
-UPLOAD = Schema({"round": int}, max_bytes=SMALL)
-REFUSAL = Schema({"reason": str}, max_bytes=SMALL)
+FETCH = Schema({"round": int, "name": str})
+DECLINED = Schema({"round": int})
+REFUSAL = Schema({"reason": str})
 
 Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -179,6 +172,13 @@ class Schemas:
 
     def states(self, outline: Mapping[str, Any]) -> Schema:
         """Return the frame of the states that ``outline`` (state -> names of its tensors) announces."""
+        return Schema({"round": int}, self._tensors(outline))
+
+    def result(self, outline: Mapping[str, Any]) -> Schema:
+        """Return the frame of a client's result in a full-model round: states as in ``outline``, and numbers."""
+        return Schema({"round": int, "numbers": dict}, self._tensors(outline))
+
+    def _tensors(self, outline: Mapping[str, Any]) -> dict[str, TensorSpec]:
         tensors: dict[str, TensorSpec] = {}
         if len(outline) > MAX_STATES:
             raise WireError(f"{len(outline)} states are announced, at most {MAX_STATES} may be")
@@ -191,4 +191,4 @@ class Schemas:
                         f"state {name[:40]!r} is to hold {str(key)[:40]!r}, which no model has"
                     )
             tensors |= self._state(name, {key: self.full[key] for key in keys})
-        return Schema({"round": int}, tensors)
+        return tensors

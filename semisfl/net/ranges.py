@@ -6,7 +6,7 @@ They hold for every run. `semisfl.net.client.agreement` also holds a round to th
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from semisfl.net.headers import WireError
+from semisfl.net.frames import WireError
 from semisfl.settings.config import Config
 
 

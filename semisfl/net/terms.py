@@ -14,7 +14,7 @@ from typing import Any
 
 from semisfl.models.shapes import Placed, Shape, place
 from semisfl.models.zoo import MODELS
-from semisfl.net.headers import WireError
+from semisfl.net.frames import WireError
 from semisfl.net.ranges import check_images, check_settings
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse

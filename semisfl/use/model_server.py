@@ -10,9 +10,7 @@ import torch
 
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks, hostport
-from semisfl.net.frames import decode, encode
-from semisfl.net.headers import WireError
-from semisfl.net.server import endpoint
+from semisfl.net.frames import WireError, decode, encode
 from semisfl.net.server.admission import Refused, audit, cleaned
 from semisfl.net.server.trust import Trust
 from semisfl.settings import lookup
@@ -67,7 +65,7 @@ class ModelServer:
             self.port = (
                 self._server.add_insecure_port(network.listen)
                 if self._trust is None
-                else self._server.add_secure_port(network.listen, endpoint.credentials(self._trust))
+                else self._server.add_secure_port(network.listen, self._trust.server_credentials())
             )
         except RuntimeError as error:
             raise ConfigError(
@@ -88,7 +86,7 @@ class ModelServer:
                 if self._trust is not None:
                     certificate = self._trust.certificate_of(context)
                     device = certificate.name
-                    self._trust.admit(certificate, lambda name: None)
+                    self._trust.admit(certificate)
                 return answer(request, context, device)
             except Refused as refusal:
                 code, reason = refusal.code, refusal.reason

@@ -37,8 +37,7 @@ from semisfl.net.client.connection import Target, open_channel
 from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import explained, plain
 from semisfl.net.client.shown_terms import image_line, layer_lines
-from semisfl.net.frames import Schema, TensorSpec, decode, encode
-from semisfl.net.headers import WireError
+from semisfl.net.frames import Schema, TensorSpec, WireError, decode, encode
 from semisfl.net.ranges import check_images
 from semisfl.net.terms import placed_model
 from semisfl.runs import checkpoint

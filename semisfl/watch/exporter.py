@@ -64,7 +64,7 @@ class Exporter:
         """Yield all metrics; the registry calls this once per scrape."""
         metrics, fleet, events = self._metrics, self._fleet, self._fleet.device_log.events
         # Not `fleet.present`: a device that is not drawn for some rounds is here too.
-        present = sum(device.since is not None for device in fleet.devices())
+        present = len(fleet.sessions.enrolled)
         done = "rounds that are done, of all restarts"
         yield GaugeMetricFamily("semisfl_rounds_done", done, self._done)
         yield GaugeMetricFamily("semisfl_rounds_planned", "rounds that the run has", self._planned)

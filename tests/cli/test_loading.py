@@ -49,8 +49,8 @@ def test_quick_commands_do_not_import_torch() -> None:
     assert not HEAVY & loaded(*commands)[1]
 
 
-def test_a_question_to_a_running_server_needs_no_torch() -> None:
-    code = "import semisfl.cli.fleet, semisfl.net.server.administration, sys; print(*sys.modules)"
+def test_administering_a_fleet_needs_no_torch() -> None:
+    code = "import semisfl.cli.fleet, semisfl.net.server.roster, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.split())
 

@@ -1,12 +1,11 @@
 """Run under constant attack; the faults follow from a seed, the result must not depend on them.
 
-    python -m tests.net.chaos [--seed N] [--minutes M] [--clients N] [--villains N]
+    python -m tests.net.chaos [--seed N] [--minutes M] [--clients N]
 
-Real processes over mutual TLS. Honest clients die, freeze, lag, fall silent, lose their connection
-and return; villains misbehave; the server is killed, stopped and resumed; the disk fills and
-empties. Afterwards the run must have finished, no honest client may have been shut out, and the
-weights must be, bit for bit, those of a run without a network in which the same clients answered at
-the same steps. Then real devices meet malicious servers (`tests.net.rogues`): each must refuse.
+Real processes over mutual TLS. Clients die, freeze, lag, fall silent, lose their connection and
+return; the server is killed, stopped and resumed; the disk fills and empties. Afterwards the run
+must have finished, no client may have been shut out, and the weights must be, bit for bit, those of
+a run without a network in which the same clients answered at the same steps.
 """
 
 import argparse
@@ -34,11 +33,10 @@ from PIL import Image
 
 from semisfl.net.tls import certs
 from semisfl.settings.toml import to_toml
-from tests.net import chaos_processes, rogues, villains
+from tests.net import chaos_processes
 from tests.net.chaos_outcome import participation, wrong
 from tests.net.chaos_processes import CALM_ROUNDS, FINISHED, PACE, RECORD
 from tests.net.harness import Proxy, tiny
-from tests.net.rogue_server import folder_of_images
 from tests.processes import free_port
 
 STEPS = 3
@@ -46,7 +44,7 @@ PARTS = (("train", 4), ("test", 2))
 """Labelled images of each class."""
 PROCESSES = multiprocessing.get_context("forkserver")
 # Processes are forked from one that has imported everything, and never spoken gRPC.
-PROCESSES.set_forkserver_preload(["tests.net.chaos_processes", "tests.net.villains"])
+PROCESSES.set_forkserver_preload(["tests.net.chaos_processes"])
 
 
 # --- what is to happen ----------------------------------------------------------------------------
@@ -134,20 +132,18 @@ class Started:
 
 
 class Chaos:
-    def __init__(self, place: Path, seed: int, seconds: float, clients: int, crooks: int) -> None:
+    def __init__(self, place: Path, seed: int, seconds: float, clients: int) -> None:
         self.place, self.seed, self.seconds = place, seed, seconds
         self.honest = [f"client-{number}" for number in range(clients)]
-        self.crooks = [f"villain-{number}" for number in range(crooks)]
         # With servers that are down half of the time.
         self.rounds = int(seconds / (2 * PACE * (STEPS + 1))) + CALM_ROUNDS
         self.faults = schedule(seed, seconds, clients)
         self.config = tiny(
-            clients + crooks,
+            clients,
             seed=seed,
             rounds=self.rounds,
             clients={"steps": STEPS},
-            # More than there are villains: they can never make a round among themselves.
-            network={"deadline": 3.0, "quorum": crooks + 1},
+            network={"deadline": 3.0, "quorum": 2},
         )
         self.port = free_port()
         self.surprises: list[str] = []
@@ -164,7 +160,7 @@ class Chaos:
     def prepare(self) -> None:
         rng = np.random.default_rng(self.seed)
         groups = {f"labeled/{part}/{name}": count for name in "abcd" for part, count in PARTS}
-        for group, count in {**groups, **dict.fromkeys([*self.honest, *self.crooks], 12)}.items():
+        for group, count in {**groups, **dict.fromkeys(self.honest, 12)}.items():
             (self.place / group).mkdir(parents=True)
             for number in range(count):
                 pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
@@ -172,7 +168,7 @@ class Chaos:
         (self.place / "run.toml").write_text(to_toml(self.config), encoding="utf-8")
         certs.make_authority(self.place / "certs")
         certs.make_server(self.place / "certs", ["localhost"])
-        for name in [*self.honest, *self.crooks]:
+        for name in self.honest:
             certs.make_client(self.place / "certs", name)
 
     # --- what happens ----------------------------------------------------------------------------
@@ -260,21 +256,11 @@ class Chaos:
 
     def run(self) -> None:
         """Everything, until the run is finished; nobody is left behind."""
-        crooks: list[BaseProcess] = []
         try:
             self.start_server()
             for who in range(len(self.honest)):
                 self.proxies.append(Proxy(f"127.0.0.1:{self.port}"))
                 self.start_client(who)
-            for name in self.crooks:
-                arguments = (self.place, name, self.port, f"{self.seed}/{name}")
-                poisons = name == self.crooks[0]
-                crooks.append(
-                    PROCESSES.Process(
-                        target=villains.misbehave, args=(*arguments, poisons), daemon=True
-                    )
-                )
-                crooks[-1].start()
             give_up = time.monotonic() + 10 * self.seconds + 300
             faults = self.faults
             while not self.look_after():
@@ -293,8 +279,6 @@ class Chaos:
                 time.sleep(0.02)
             self._wait_for_clients()
         finally:
-            for process in crooks:
-                process.kill()
             for started in [*self.servers, *self.clients.values()]:
                 if started is not None:
                     started.kill()
@@ -331,24 +315,16 @@ class Chaos:
 
 
 def chaos(
-    place: Path, seed: int, seconds: float, clients: int = 4, crooks: int = 2
+    place: Path, seed: int, seconds: float, clients: int = 4
 ) -> tuple[dict[str, Any], list[str]]:
     """One run; what happened in it, and what of that should not have."""
     torch.set_num_threads(1)
-    run = Chaos(place, seed, seconds, clients, crooks)
+    run = Chaos(place, seed, seconds, clients)
     run.prepare()
     run.run()
     (place / "server.log").write_text("\n".join(run.server_lines()), encoding="utf-8")
     faults = run.surprises + wrong(place, run.config, run.honest, run.server_lines())
     return run.report(), faults
-
-
-def malicious_servers(place: Path, seed: int) -> tuple[int, list[str]]:
-    """Let a device meet every rogue; return how many they were, and what went wrong."""
-    images = folder_of_images(place / "device")
-    names = random.Random(seed).sample(sorted(rogues.ROGUES), len(rogues.ROGUES))
-    met = {name: rogues.wrong(rogues.ROGUES[name], images) for name in names}
-    return len(met), [f"{name}: {fault}" for name, faults in met.items() for fault in faults]
 
 
 def main() -> None:
@@ -357,8 +333,11 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=5, help="honest ones")
-    parser.add_argument("--villains", type=int, default=2)
+    parser.add_argument(
+        "--clients",
+        type=int,
+        default=5,
+    )
     parser.add_argument("--keep", type=Path, help="a new folder to leave everything in")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and nobody is left behind
@@ -366,11 +345,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = options.keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        report, faults = chaos(
-            place, options.seed, 60 * options.minutes, options.clients, options.villains
-        )
-        report["malicious_servers"], more = malicious_servers(place, options.seed)
-    faults += more
+        report, faults = chaos(place, options.seed, 60 * options.minutes, options.clients)
     print(json.dumps(report))
     sys.exit("\n".join(faults) if faults else None)
 

@@ -73,7 +73,7 @@ class RecordingFleet(NetworkFleet):
                 "active": self._plan.active,
                 "answered": self._answered,
                 "images": self._counts,
-                "strikes": {n: c for n, c in self._listener.penalties.strikes.items() if c},
+                "strikes": {n: c for n, c in self.sessions.strikes.items() if c},
             }
             say(RECORD + json.dumps(record))
         return suspect

@@ -182,6 +182,7 @@ class Network:
         self.data, self.partition = data, partition
         self.certificates = certificates
         self.clients: dict[int, Client] = {}
+        self._ever: list[Client] = []
         self._handshake_seconds = handshake_seconds
         self.start_server(port)
 
@@ -212,7 +213,7 @@ class Network:
     @property
     def strikes(self) -> dict[str, int]:
         """Return the offences of each client that has any."""
-        strikes = self.fleet._listener.penalties.strikes
+        strikes = self.fleet.sessions.strikes
         return {name: count for name, count in strikes.items() if count}
 
     def join(self, index: int, address: str | None = None, **how: Any) -> Client:
@@ -224,6 +225,7 @@ class Network:
         images = self.data.images[self.partition.clients[index]]
         client = Client(address or self.address, images, name, **how)
         self.clients[index] = client
+        self._ever.append(client)
         return client
 
     def enrol(self, index: int, address: str | None = None, **how: Any) -> Client:
@@ -235,12 +237,16 @@ class Network:
     def join_all(self, **how: Any) -> None:
         for index in range(self.config.clients.total):
             self.join(index, **how)
-        assert self.fleet.wait_for(self.config.clients.total, 20), self.fleet.present()
+        self.wait_for(self.config.clients.total)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until ``count`` clients are here."""
+        until(lambda: len(self.fleet.present()) >= count)
 
     def stream_bytes(self) -> tuple[int, int]:
-        """Bytes that the server sent and received on all streams so far, framing included."""
-        connections = self.fleet._listener._cheap_frames._connections.values()
-        return sum(one.sent for one in connections), sum(one.received for one in connections)
+        """Bytes that these clients received and sent on all streams so far, framing included."""
+        links = [client.link for client in self._ever]
+        return sum(link.received for link in links), sum(link.sent for link in links)
 
     def close(self) -> None:
         for client in self.clients.values():
@@ -415,7 +421,7 @@ def poisoning(
             for name, tensor in cleared.tensors.items()
         }
         parts = encode(sent, fields, tensors, codecs)
-        received.stream.answer(received.ticket, [b"".join(parts)])
+        received.stream.answer(received.ticket, b"".join(parts))
 
     monkeypatch.setattr(Device, "answer", answer)
 

@@ -23,16 +23,13 @@ from semisfl.fleet.packing import joined
 from semisfl.models.build import build_model
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, LoopThread, cut
-from semisfl.net.frames import encode
-from semisfl.net.headers import unpack
-from semisfl.net.server import endpoint
+from semisfl.net.frames import encode, unpack
+from semisfl.net.server.listener import open_port
 from semisfl.net.server.trust import Trust
 from semisfl.net.terms import Terms
 from semisfl.settings.config import Config
 from tests.net.harness import CLASSES, SIDE, Proxy, tiny
 from tests.processes import Forked
-
-EPOCH = 1
 
 
 class Received(NamedTuple):
@@ -48,14 +45,13 @@ class Peer:
     context: Any
     received: list[Received]
     _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    _assembler: Assembler = field(default_factory=lambda: Assembler(in_order=True))
+    _assembler: Assembler = field(default_factory=Assembler)
 
     async def hears(self) -> Received:
         """Return the device's next frame; raise EOFError at its goodbye."""
-        self._assembler.limit = 1 << 32
         while (chunk := await self.context.read()) is not grpc.aio.EOF:
-            _, complete = self._assembler.feed(chunk)
-            if complete is not None:
+            complete = self._assembler.feed(chunk)
+            if complete is not None and complete[1]:
                 data = memoryview(complete[1])
                 length = int.from_bytes(data[8:12], "little")
                 kind, fields, _ = unpack(data[16 : 16 + length])
@@ -68,17 +64,16 @@ class Peer:
         await self.say_bytes(b"".join(encode(kind, fields, tensors, codecs)))
 
     async def say_bytes(self, data: bytes) -> None:
-        for chunk in cut([data], EPOCH, next(self._tickets)):
+        for chunk in cut(data, next(self._tickets)):
             await self.context.write(chunk)
 
     async def beat(self) -> None:
-        for chunk in cut([], EPOCH, 0):
+        for chunk in cut(b"", 0):
             await self.context.write(chunk)
 
     async def welcome(self, terms: str) -> Received:
         """Send ``terms``; return the device's answer."""
-        run = "0" * 32
-        await self.say("welcome", {"terms": terms, "run": run, "epoch": EPOCH})
+        await self.say("welcome", {"terms": terms})
         return await self.hears()
 
     async def split(self, terms: str, **changes: Any) -> None:
@@ -113,9 +108,9 @@ class RogueServer:
 
     async def _start(self, certificates: Path | None) -> int:
         service, _, method = chunks.METHOD[1:].partition("/")
-        secure = None if certificates is None else endpoint.credentials(Trust(certificates))
-        self._server, port = endpoint.open_port(
-            "127.0.0.1:0", service, {method: self._serve}, secure, chunks.options(), 10.0
+        trust = None if certificates is None else Trust(certificates)
+        self._server, port = open_port(
+            "127.0.0.1:0", service, {method: self._serve}, trust, chunks.options()
         )
         await self._server.start()
         return port

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from PIL import Image
 
@@ -16,8 +17,8 @@ from semisfl.net.client.join import join
 from semisfl.net.client.owner import Approval, NotAccepted
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import text_of_terms
-from semisfl.net.headers import WireError
-from semisfl.net.server import listener
+from semisfl.net.frames import WireError
+from semisfl.net.server import listener, sessions
 from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.settings.config import Config
@@ -145,15 +146,14 @@ def test_terms_that_change_at_a_reconnection_are_refused(monkeypatch: pytest.Mon
 
 def change_the_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train one round, then show the device other terms."""
-    monkeypatch.setattr(listener, "check_hello", lambda *_: None)
+    monkeypatch.setattr(sessions, "check_hello", lambda *_: None)
     with network(config(rounds=3)) as net:
         accepted = Approval([net.fleet.terms.digest])
         client = net.enrol(0, approval=accepted)
         net.experiment.method.round(0)
         other = terms(rounds=3, data={"augment": {"cutout": 0}})
-        table = net.fleet._listener.table
-        table.terms = other.to_json()  # with the run's old name: that counts for nothing
-        table.enrolled[0].close(listener.grpc.StatusCode.UNAVAILABLE, "come again")
+        net.fleet.sessions.terms = other  # with the run's old name: that counts for nothing
+        net.fleet.sessions.enrolled[0].close(grpc.StatusCode.UNAVAILABLE, "come again")
         until(lambda: client.error is not None)
         assert f"has not accepted the terms {other.digest}" in str(client.error)
 
@@ -213,7 +213,7 @@ def test_a_refusal_of_a_server_does_not_write_to_the_terminal(
 ) -> None:
     async def refuse(self: Any, _: Any, context: Any) -> None:
         reason = "no \x1b]0;owned\x07\x1b[2J\u202e" + "y" * 3000
-        await context.abort(listener.grpc.StatusCode.PERMISSION_DENIED, reason)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
 
     monkeypatch.setattr(listener.Listener, "_show_terms", refuse)
     with network(config()) as net:
@@ -228,7 +228,7 @@ def test_terms_that_cannot_be_read_do_not_fill_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with network(config()) as net:
-        table = net.fleet._listener.table
+        table = net.fleet.sessions
         terms = json.loads(table.terms)
         terms["config"]["model"]["layers"][0]["\x1b[2J" + "y" * 30_000] = 1
         table.terms = json.dumps(terms)
@@ -280,7 +280,7 @@ def test_inspect_refuses_a_model_that_cannot_be_built_as_join_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with network(config()) as net:
-        net.fleet._listener.table.terms = terms(model={"layers": HONEST, "cut": 9}).to_json()
+        net.fleet.sessions.terms = terms(model={"layers": HONEST, "cut": 9}).to_json()
         assert main(["inspect", net.address, "--insecure-loopback"]) == 4
     assert "the model of these terms cannot be cut at 9" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ def test_a_lost_connection_is_told_from_a_goodbye(caplog: pytest.LogCaptureFixtu
         proxy = Proxy(f"127.0.0.1:{net.port}")
         for client, address in ((0, None), (1, None), (2, f"127.0.0.1:{proxy.port}")):
             net.join(client, address)
-        assert net.fleet.wait_for(3, 20)
+        net.wait_for(3)
         net.clients[0].device.stop()
         until(lambda: "client-0 said goodbye" in caplog.text)
         net.clients[1].kill()
@@ -72,7 +72,7 @@ def test_a_device_waits_longer_each_time_until_it_has_its_place(
         assert "(the server cannot write down who has a place: No such file or dir" in caplog.text
         (tmp_path / "full").mkdir()
         until(lambda: link._current is not None and link._current.enrolled)
-        net.fleet._listener.table.enrolled[0].close(grpc.StatusCode.UNAVAILABLE, "lost")
+        net.fleet.sessions.enrolled[0].close(grpc.StatusCode.UNAVAILABLE, "lost")
         until(lambda: link._failures == 1)
 
 
@@ -94,8 +94,8 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_slow_signal_handler_does_not_make_a_wait_endless() -> None:
     with network(tiny(1)) as net:
-        inboxes = (net.join(0).link._inbox, net.fleet._questions._context.inbox)
-        assert net.fleet.wait_for(1, 20)
+        inboxes = (net.join(0).link._inbox, net.fleet.sessions.inbox)
+        net.wait_for(1)
     before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.3))
     try:
         for inbox in inboxes:

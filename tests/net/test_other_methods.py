@@ -9,7 +9,7 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.headers import WireError
+from semisfl.net.frames import WireError
 from semisfl.net.server import listener
 from semisfl.net.terms import Terms
 from semisfl.runs.experiment import assemble

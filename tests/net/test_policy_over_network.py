@@ -20,7 +20,7 @@ from semisfl.settings.policy import DevicePolicy
 from tests.disk import largest_file
 from tests.net.harness import Network, audited, network, tiny, until
 
-SESSIONS = "semisfl.net.server.session_table"
+SESSIONS = "semisfl.net.server.sessions"
 UPDATES: dict[str, Any] = {"update_clip": 1.0, "update_noise": 1e-3}
 
 
@@ -170,7 +170,7 @@ def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
     allowance = Allowance()
     allowance.spent = spent
     with network(tiny(1, method=method)) as net:
-        net.fleet.device_log.open(tmp_path, net.fleet.devices)
+        net.fleet.device_log.open(tmp_path, net.fleet.status)
         net.join(0, policy=policy, allowance=allowance)
         assert f"this device's policy ends its part: {reason}" in ended(net)
         until(lambda: bool(audited(caplog)))

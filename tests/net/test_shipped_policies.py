@@ -46,7 +46,7 @@ def test_strict_takes_part_spends_bits_and_ends_by_its_cap(tmp_path: Path) -> No
         join += ["--accept", net.fleet.terms.digest, "--status", str(tmp_path / "status.json")]
         device = Forked(join, stderr=subprocess.PIPE, text=True)
         try:
-            assert net.fleet.wait_for(1, 60)
+            net.wait_for(1)
             held = Held.of(net.experiment.method.student, 4, IMAGES)  # type: ignore[attr-defined]
             each = Price.of_split(strict, STEPS, held).bits / IMAGES
             assert strict.bits_per_image is not None

@@ -7,7 +7,7 @@ import pytest
 
 from semisfl.engine.hardware import Hardware
 from semisfl.net.client.member import Member
-from semisfl.net.headers import WireError
+from semisfl.net.frames import WireError
 from semisfl.net.messages import SMALL
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings.layer_kinds import MAX_LAYERS

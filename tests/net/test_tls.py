@@ -193,7 +193,7 @@ def test_a_list_that_cannot_be_read_stops_newcomers_and_nobody_else(
         assert net.fleet.present() == [0]
         assert len(lines(caplog, "nobody new comes in")) == 1
         path.write_text(good)
-        assert net.fleet.wait_for(2, 30)
+        net.wait_for(2)
         assert newcomer.error is None
         assert len(lines(caplog, "can be read again")) == 1
 
@@ -270,7 +270,7 @@ def test_a_certificate_that_expires_while_connected_ends_its_session(
     with network(tiny(2, network=BRIEF), certificates=place) as net:
         client = net.join(0)
         net.join(1)
-        assert net.fleet.wait_for(2, 30)
+        net.wait_for(2)
         assert lines(caplog, "the certificate of client-0 expires on")
         an_hour_passes(monkeypatch)
         net.fleet.wait_ready()
@@ -360,8 +360,8 @@ def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> 
         renewed = certs.renew_client(place, "client-0")
         certs.revoke_serial(place, f"{parse(old.certificate).serial_number:x}")
         net.fleet.wait_ready()
-        assert net.fleet.wait_for(1, 30)
-        (session,) = net.fleet._listener.table.enrolled.values()
+        net.wait_for(1)
+        (session,) = net.fleet.sessions.enrolled.values()
         assert session.certificate is not None and session.certificate.serial == renewed.serial
         assert client.error is None
 

@@ -129,7 +129,7 @@ def test_the_policies_that_are_shipped_take_part_in_rounds(name: str, tmp_path: 
                 allowance=Allowance(file if not index else None),
                 load=lambda _, many=many: (many, 0),
             )
-        assert net.fleet.wait_for(2, 20)
+        net.wait_for(2)
         bits = []
         for index in range(3):
             net.experiment.method.round(index)

@@ -8,15 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from semisfl.net.client.device import Device
+from semisfl.net.frames import Frame
 from semisfl.net.server import waiting
 from semisfl.runs import loop
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import network, poisoning, tiny, toy_data, until
+from tests.net.harness import Client, network, tiny, toy_data, until
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +36,7 @@ def test_the_start_waits_for_a_quorum_then_one_deadline_for_the_others(
     config = tiny(3, rounds=1, network={"quorum": 2, "deadline": 1.5})
     directory = RunDirectory.create(tmp_path / "run", config)
     with network(config) as net:
-        net.fleet.device_log.open(
-            directory.path, net.fleet.devices, lambda: net.fleet.waiting.state
-        )
+        net.fleet.device_log.open(directory.path, net.fleet.status)
         trained = threading.Thread(target=run_rounds, args=(net.experiment, directory), daemon=True)
         trained.start()
         until(lambda: "(0 here, 2 needed); missing: plaintext:client-0, " in caplog.text)
@@ -107,24 +104,24 @@ def test_the_wait_is_not_in_the_seconds_of_a_round(monkeypatch: pytest.MonkeyPat
 def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A device that is left out without a strike stays here, and is drawn again if nobody else is."""
+    """A device that stalls stays here, and is drawn again if nobody else is."""
+    stalled, pauses = threading.Event(), []
+    stalled.set()
 
-    honestly = Device.answer
-    poisoning(monkeypatch, "features", lambda rows: torch.full_like(rows, 9e5))
-    pauses: list[int] = []
+    def stall(client: Client, frame: Frame) -> None:
+        while frame.kind == "split" and stalled.is_set():
+            time.sleep(0.02)
+
     monkeypatch.setattr(waiting, "repeat_delay", lambda aborted: pauses.append(aborted) or 0.05)
-    with network(tiny(2, network={"quorum": 2})) as net:
-        size_checks = net.fleet._questions.size_checks
-        size_checks.usual = {"student": 1.0, "teacher": 1.0}
-        monkeypatch.setattr(size_checks, "is_excused", lambda client: True)
-        monkeypatch.setattr(net.fleet._listener.penalties, "excuse", lambda name: True)
-        net.join_all()
+    with network(tiny(2, network={"quorum": 2, "deadline": 0.5})) as net:
+        net.enrol(0)
+        net.enrol(1, break_at=stall)
         trained = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
         trained.start()
         until(lambda: len(pauses) >= 4)
         until(lambda: "rounds in a row had too few answers" in str(net.fleet.waiting.state))
         assert not net.strikes
-        monkeypatch.setattr(Device, "answer", honestly)
+        stalled.clear()
         trained.join(30)
         assert not trained.is_alive(), "it goes on once all answer"
         net.fleet.waiting.until_ready()

@@ -243,11 +243,11 @@ def test_the_share_of_labels_follows_clients_that_join_later(tmp_path: Path) -> 
     with network(config) as net:
         for client in (0, 1):
             net.join(client)
-        assert net.fleet.wait_for(2, 20)
+        net.wait_for(2)
         assert share(net) == pytest.approx(8 / 32)
         for client in (2, 3):
             net.join(client)
-        assert net.fleet.wait_for(4, 20)
+        net.wait_for(4)
         assert share(net) == pytest.approx(8 / 56)
         net.clients[3].kill()
         checkpoint.write(tmp_path / "state.safetensors", net.experiment.state_dict())
@@ -256,7 +256,7 @@ def test_the_share_of_labels_follows_clients_that_join_later(tmp_path: Path) -> 
         net.experiment.load_state_dict(checkpoint.read(tmp_path / "state.safetensors"))
         for client in (0, 1):
             net.join(client)
-        assert net.fleet.wait_for(2, 20)
+        net.wait_for(2)
         assert share(net) == pytest.approx(8 / 56)
 
 

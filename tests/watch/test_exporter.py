@@ -24,7 +24,7 @@ EVENTS = {"here": 5, "refused": 2, "left_out": 1}
 
 
 FLEET: Any = SimpleNamespace(
-    devices=lambda: [SimpleNamespace(since=since) for since in (0.0, 1.0, 2.0, None)],
+    sessions=SimpleNamespace(enrolled=range(3)),
     roster=SimpleNamespace(index=range(4)),
     config=SimpleNamespace(network=SimpleNamespace(quorum=5)),
     waiting=SimpleNamespace(state="waiting"),
@@ -82,7 +82,7 @@ def test_a_device_that_is_not_drawn_for_some_rounds_is_here() -> None:
         net.join_all()
         (made,) = tell(net.fleet)
         assert isinstance(made, Exporter)
-        net.fleet._trials.pass_over([1])
+        net.fleet.waiting.pass_over([net.fleet.roster.name(1)])
         assert len(net.fleet.present()) == 2
         assert samples(made)["semisfl_clients_present"] == {(): 3}
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from semisfl.fleet.base import ClientWork
 from semisfl.net.client.member import Member
-from semisfl.net.frames import Frame
-from semisfl.net.headers import WireError
+from semisfl.net.frames import Frame, WireError
 from semisfl.net.ranges import Range
 from semisfl.settings import lookup
 from semisfl.settings.config import Config

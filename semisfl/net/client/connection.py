@@ -16,7 +16,7 @@ import grpc.aio
 
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import chunks, hostport, messages
-from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, cut
+from semisfl.net.chunks import Assembler, LoopThread, cut
 from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import FINAL, TLS_CAUSES, Rejected, plain
 from semisfl.net.frames import encode
@@ -81,47 +81,40 @@ class Stream:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.assembler = Assembler(in_order=True)
-        self.assembler.limit = messages.WELCOME.limit
-        self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
+        self.welcomed = False
+        """Whether the server has sent its first frame."""
+        self.outbox: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
         self.drained = asyncio.Event()
         """Set once everything was sent, or nothing more can be."""
         self.enrolled = False
         """Whether the server gave this client its place; set by the thread that trains."""
-        self._loop, self._beaten = loop, time.monotonic()
-
-    @property
-    def welcomed(self) -> bool:
-        """Return whether the server has sent its first frame."""
-        return self.assembler.epoch > 0
+        self._loop, self._beaten, self._assembler = loop, time.monotonic(), Assembler()
 
     @property
     def crowded(self) -> bool:
         """Return whether the server has not taken the last answers yet, while the stream lives."""
         return self.outbox.qsize() >= CROWDED and not self.drained.is_set()
 
-    def answer(self, ticket: int, parts: Parts) -> None:
-        """Send ``parts``, which must not change any more, as the answer to the question ``ticket``."""
-        self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, parts))
+    def answer(self, ticket: int, frame: bytes) -> None:
+        """Send ``frame`` as the answer to the question ``ticket``."""
+        self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, frame))
 
     def beat(self, ticket: int) -> None:
         """Tell the server that ``ticket`` is still being worked on."""
         if not self.crowded:
-            self.answer(ticket, [])
+            self.answer(ticket, b"")
 
     def feed(self, chunk: bytes) -> "Received | None":
         """Return a frame once it is complete. Answer a heartbeat; report now and then that a long frame arrives.
 
         Sent bytes may wait in many buffers: only the receiver knows that they still arrive.
         """
-        beats = self.assembler.beats
-        _, complete = self.assembler.feed(chunk)
-        if complete is not None:
-            if not self.welcomed:
-                self.assembler.epoch = PREFIX.unpack_from(chunk)[1]
+        complete = self._assembler.feed(chunk)
+        if complete is not None and complete[1]:
+            self.welcomed = True
             return Received(self, *complete)
-        now, ticket = time.monotonic(), self.assembler.ticket
-        if self.assembler.beats > beats:
+        now, ticket = time.monotonic(), self._assembler.ticket
+        if complete is not None:
             self.beat(0)
         elif ticket and now - self._beaten >= PROGRESS_SECONDS:
             self._beaten = now
@@ -330,15 +323,13 @@ class Connection:
             self._attempts,
             self.outgoing.own,
         )
-        await self._send(call, 0, 0, self.outgoing.frame("hello", fields))
+        await self._send(call, 0, b"".join(self.outgoing.frame("hello", fields)))
         while (item := await stream.outbox.get()) is not None:
-            await self._send(call, stream.assembler.epoch, *item)
+            await self._send(call, *item)
         await call.done_writing()
         stream.drained.set()
 
-    async def _send(
-        self, call: grpc.aio.StreamStreamCall, epoch: int, ticket: int, parts: Parts
-    ) -> None:
-        for chunk in cut(parts, epoch, ticket):
+    async def _send(self, call: grpc.aio.StreamStreamCall, ticket: int, frame: bytes) -> None:
+        for chunk in cut(frame, ticket):
             await call.write(chunk)
             self.sent += len(chunk)

@@ -24,8 +24,7 @@ from semisfl.net.client.full_round import ClientFullRound, Interrupted
 from semisfl.net.client.member import Images, Member
 from semisfl.net.client.rejection import Rejected, plain
 from semisfl.net.client.split_round import ClientSplitRound
-from semisfl.net.frames import Frame, Schema, decode
-from semisfl.net.headers import WireError
+from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
@@ -180,7 +179,7 @@ class Device:
             self._expected = {"welcome": messages.WELCOME}
         try:
             # Each frame has its own buffer here, so its tensors may stay in it.
-            return decode(received.data, self._expected, copy=False)
+            return decode(received.data, self._expected)
         except WireError as error:
             log.error("ignored a frame of the server: %s", plain(str(error)))
             return None
@@ -189,7 +188,6 @@ class Device:
         """Accept these frames from now on, and no other."""
         assert self.stream is not None
         self._expected = expected
-        self.stream.assembler.limit = max(schema.limit for schema in expected.values())
 
     def expect_round(self, **more: Schema) -> None:
         """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""
@@ -202,14 +200,12 @@ class Device:
         fields: Mapping[str, Any],
         cleared: Cleared | None = None,
         codecs: Mapping[str, str] | str = "fp32",
-        *,
-        copy: bool = True,
     ) -> None:
-        """Send an answer. ``copy``: training may change its tensors before the last byte is sent."""
+        """Send an answer to the question that was ``received``."""
         while received.stream.crowded and not self._stop.requested:
             time.sleep(WAIT_SECONDS)
         parts = self.outgoing.frame(kind, fields, cleared, codecs)
-        received.stream.answer(received.ticket, [b"".join(parts)] if copy else parts)
+        received.stream.answer(received.ticket, b"".join(parts))
 
     # --- joining ---------------------------------------------------------------------------------
 
@@ -234,8 +230,6 @@ class Device:
         member = self.member
         self._allowance.check(self.outgoing.policy, self._price(member.config.clients.steps))
         self.expect({"enrolled": messages.ENROLLED})
-        # A round may begin before this thread has looked at "enrolled": leave room for it now.
-        received.stream.assembler.limit = max(one.limit for one in self.beginnings.values())
         ready = {"images": len(member.images), "skipped": member.skipped}
         self.answer(received, "ready", {"model": member.schemas.digest, **ready})
 

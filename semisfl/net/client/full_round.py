@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semisfl.fleet.base import ClientWork, FullRound, State
-from semisfl.fleet.packing import joined, separated, tensor_names
-from semisfl.net import messages
+from semisfl.fleet.packing import joined, separated
 from semisfl.net.client.agreement import check_weights, full_settings
 from semisfl.net.client.connection import Received
 from semisfl.net.frames import Frame, Schema
@@ -33,7 +32,7 @@ class ClientFullRound:
     def train(self, work: ClientWork, fields: Mapping[str, Any]) -> None:
         """Do ``work`` as the frame with ``fields`` asks, and upload its result."""
         member = self._device.member
-        states = self.download("accept", {}, fields["states"])
+        states = self._download(fields["states"])
         plan = FullRound(
             fields["round"],
             (member.client,),
@@ -50,32 +49,33 @@ class ClientFullRound:
         numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}
         self._upload(numbers, result.states)
 
-    def download(
-        self, kind: str, fields: Mapping[str, Any], states: Mapping[str, list[str]]
-    ) -> dict[str, State]:
-        """Ask for ``states`` (state -> names of its tensors) by a frame of this ``kind``; return them."""
-        frame = self._ask(kind, fields, "states", self._device.member.schemas.states(states))
+    def fetch(self, name: str, keys: list[str]) -> State:
+        """Ask the server for the state ``name``, whose tensors are ``keys``, and return it."""
+        self._device.answer(self._last, "fetch", {"round": self._round, "name": name})
+        return self._download({name: keys})[name]
+
+    def _download(self, states: Mapping[str, list[str]]) -> dict[str, State]:
+        """Return ``states`` (state -> names of its tensors), which are the server's next frame."""
+        frame = self._next(self._device.member.schemas.states(states))
         check_weights(frame.tensors)
         device = self._device.member.hardware.device
         tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
         return separated(tensors, list(states))
 
     def _upload(self, numbers: Mapping[str, float], states: Mapping[str, State]) -> None:
-        device, done = self._device, {"numbers": dict(numbers), "states": tensor_names(states)}
-        if not states:
-            device.expect_round()
-            device.answer(self._last, "done", {"round": self._round, **done})
-            return
-        self._ask("done", done, "upload", messages.UPLOAD)
-        device.expect_round()
-        codec, models = device.member.config.wire.models, device.outgoing.models(joined(states))
-        device.answer(self._last, "states", {"round": self._round}, models, codec)
-
-    def _ask(self, kind: str, fields: Mapping[str, Any], reply: str, schema: Schema) -> Frame:
-        """Answer the last frame with one of this ``kind`` and return the ``reply``; raise `Interrupted` for another."""
+        """Send the result of the round, or that there is nothing to add."""
         device = self._device
-        device.expect_round(**{reply: schema})
-        device.answer(self._last, kind, {"round": self._round, **fields})
+        device.expect_round()
+        if not states:
+            return device.answer(self._last, "declined", {"round": self._round})
+        codec, models = device.member.config.wire.models, device.outgoing.models(joined(states))
+        fields = {"round": self._round, "numbers": dict(numbers)}
+        return device.answer(self._last, "states", fields, models, codec)
+
+    def _next(self, schema: Schema) -> Frame:
+        """Return the round's next frame, of states; raise `Interrupted` if another round begins instead."""
+        device = self._device
+        device.expect_round(states=schema)
         while True:
             received = device.receive()
             if received.stream is not self._last.stream:
@@ -83,7 +83,7 @@ class ClientFullRound:
             frame = device.decode(received)
             if frame is None:
                 continue
-            if frame.kind != reply or frame.fields["round"] != self._round:
+            if frame.kind != "states" or frame.fields["round"] != self._round:
                 raise Interrupted(received)
             self._last = received
             return frame
@@ -101,7 +101,7 @@ class OnRequest(Mapping[str, State]):
         self._states = states
 
     def __getitem__(self, name: str) -> State:
-        return self._full_round.download("fetch", {"name": name}, {name: self._states[name]})[name]
+        return self._full_round.fetch(name, self._states[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._states)

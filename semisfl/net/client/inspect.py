@@ -7,7 +7,7 @@ import grpc
 from semisfl.net import chunks, hostport, messages
 from semisfl.net.client.connection import open_channel
 from semisfl.net.client.rejection import Rejected, explained
-from semisfl.net.headers import WireError
+from semisfl.net.frames import WireError
 from semisfl.net.terms import Terms, placed_model
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings import lookup

@@ -16,7 +16,7 @@ from semisfl.net.client.device import Device
 from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.report import Report
-from semisfl.net.headers import WireError
+from semisfl.net.frames import WireError
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError

@@ -53,7 +53,6 @@ class ClientSplitRound:
             {"round": self._plan.index, "step": self._step},
             features.cleared,
             {"student": wire.student_features, "teacher": wire.teacher_features},
-            copy=False,
         )
 
     def descend(self, frame: Frame) -> bool:

@@ -1,14 +1,10 @@
 """Decide which clients may not come in, and say why."""
 
-import asyncio
 import logging
-import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import grpc
-import grpc.aio
 
 from semisfl.files import printable
 from semisfl.fleet.consent import objections
@@ -16,7 +12,6 @@ from semisfl.net.frames import PROTOCOL
 from semisfl.net.messages import BY_POLICY, Schemas
 from semisfl.net.server.roster import Roster
 from semisfl.net.terms import Terms
-from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy, parse_policy
 from semisfl.settings.sections import ConfigError
 
@@ -24,20 +19,15 @@ HANDSHAKE_SECONDS = 10.0
 MOST_IMAGES = 10_000_000
 """Most images that a client may report as held or unreadable. More do not fit a device's memory. A false
 report must neither distort |D_l| / |D| nor cost the server memory."""
-LONGEST_TEXT = 400
+LONGEST_TEXT = 800
 """Most characters of a client's text that go to a log."""
 
 _audit = logging.getLogger("semisfl.audit")
 
 
 def audit(peer: str, identity: str, reason: str) -> None:
-    """Log one line about a refusal; `semisfl.net.server.refusals` limits repeated ones."""
+    """Log one line about a refusal."""
     _audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
-
-
-def audit_held_back(peer: str, identity: str, reason: str) -> None:
-    """Log one line about a client whose values had less than their full weight in a round."""
-    _audit.warning("held back peer=%s identity=%s reason=%s", peer, identity, reason)
 
 
 class Refused(Exception):
@@ -56,7 +46,8 @@ UNFIT = grpc.StatusCode.FAILED_PRECONDITION
 """The code of a refusal that another attempt of the same device cannot change."""
 
 
-def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Roster) -> None:
+def check_hello(fields: Mapping[str, Any], identity: str, terms: Terms, roster: Roster) -> None:
+    """Raise `Refused` unless the device with this hello fits the run and has or finds a place in it."""
     if fields["protocol"] != PROTOCOL:
         raise Refused(
             UNFIT,
@@ -81,31 +72,27 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
             UNFIT,
             f"the client does not have method {method!r}; install its package on that device{allow}",
         )
-    if lines := _objections(fields, terms.config):
-        raise Refused(UNFIT, BY_POLICY + cleaned(lines, 2 * LONGEST_TEXT), "device")
+    try:
+        lines = objections(policy_of(fields), terms.config)
+    except ConfigError as error:  # an unknown codec
+        raise refused_by_policy(str(error)) from error
+    if lines:
+        raise refused_by_policy("; ".join(lines))
     if identity not in roster.index and roster.full:
         raise no_place(roster, identity)
 
 
-def policy_of(fields: dict[str, Any]) -> DevicePolicy:
+def policy_of(fields: Mapping[str, Any]) -> DevicePolicy:
     """Return the policy in a client's hello; raise `Refused` if it cannot be read."""
     try:
         return parse_policy(fields["policy"], "the client's policy")
     except ConfigError as error:
-        raise Refused(UNFIT, cleaned(str(error)), "device") from error
-
-
-def _objections(fields: dict[str, Any], config: Config) -> str:
-    """Return all objections in one line; a policy with an unknown codec is an objection too."""
-    try:
-        return "; ".join(objections(policy_of(fields), config))
-    except ConfigError as error:
-        return str(error)
+        raise refused_by_policy(str(error)) from error
 
 
 def refused_by_policy(reason: str) -> Refused:
     """Return the refusal that a client's own policy demands."""
-    return Refused(UNFIT, BY_POLICY + cleaned(reason), "device")
+    return Refused(UNFIT, BY_POLICY + cleaned(reason.removeprefix(BY_POLICY)), "device")
 
 
 def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -113,7 +100,8 @@ def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:
     return printable(text[:longest].encode("ascii", "replace").decode())
 
 
-def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
+def check_ready(fields: Mapping[str, Any], schemas: Schemas) -> None:
+    """Raise `Refused` unless the device has built the server's model and reports a possible number of images."""
     if fields["model"] != schemas.digest:
         raise Refused(
             UNFIT,
@@ -131,49 +119,9 @@ def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
 
 
 def no_place(roster: Roster, identity: str) -> Refused:
+    """Return the refusal of a device that finds every place taken."""
     return Refused(
         grpc.StatusCode.PERMISSION_DENIED,
         f"all clients.total = {roster.total} places are taken and {identity} has none; "
         "free one with `semisfl fleet RUN remove NAME`, or raise clients.total at a --resume",
     )
-
-
-class Handshakes:
-    """Detect TLS handshakes that failed.
-
-    gRPC does not report them, but it asks for the configuration when each handshake begins. If no
-    stream follows in time, the server or the client refused, or the peer was not a client.
-    """
-
-    def __init__(self, seconds: float, refused: Callable[[str, str, str], None]) -> None:
-        """Take ``refused``, which is called with the peer, the identity and the reason, like `audit`."""
-        self._seconds, self._refused = seconds, refused
-        self._loop = asyncio.get_running_loop()
-        self._begun: deque[float] = deque()
-        self._peers: Counter[str] = Counter()
-
-    def begins(self) -> None:
-        """Note a handshake. gRPC calls this in a thread of its own."""
-        self._loop.call_soon_threadsafe(self._note)
-
-    def _note(self) -> None:
-        self._begun.append(time.monotonic())
-        self._loop.call_later(self._seconds + 0.5, self._check)
-
-    def _check(self) -> None:
-        while self._begun and self._begun[0] <= time.monotonic() - self._seconds:
-            self._begun.popleft()
-            self._refused(
-                "?", "?", "TLS: not TLS, or no valid certificate of this authority; or it left"
-            )
-
-    def stream_opened(self, peer: str) -> None:
-        """Note a stream: the first of a connection proves that its handshake succeeded."""
-        if not self._peers[peer] and self._begun:
-            self._begun.popleft()
-        self._peers[peer] += 1
-
-    def stream_closed(self, peer: str) -> None:
-        self._peers[peer] -= 1
-        if not self._peers[peer]:
-            del self._peers[peer]

@@ -1,71 +1,33 @@
-"""Write what happens to devices: every event, and the current status of each.
+"""Write what happens to devices, and the current status of each, for people, `semisfl fleet` and the page.
 
-``fleet.jsonl`` and ``fleet.json`` in the run's directory. The run itself does not need them, so an error
-of the disk is logged once and stops nothing.
+``fleet.jsonl`` in the run's directory has one line per event:
+
+- ``time``, ``event``, ``name`` of the device, and ``round``, the last round that had begun;
+- ``event`` is ``here``, ``gone``, ``left_out``, ``held_back``, ``refused`` or ``removed``; ``changed`` is written for a
+  setting of the whole fleet that was changed at a resume;
+- ``client``, ``images``, ``peer`` and ``reason`` where they are known; ``by`` says whether the server or the device
+  states the reason of a refusal.
+
+``fleet.json`` is replaced every few seconds with what `NetworkFleet.status` returns. The run itself needs neither
+file, so an error of the disk is logged once and stops nothing.
 """
 
 import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from semisfl.files import append_whole, read_json, timestamp, write_whole
-from semisfl.net.server.admission import audit, audit_held_back
-from semisfl.net.server.refusals import Refusals
+from semisfl.net.server.admission import audit
 
 log = logging.getLogger(__name__)
 
 SNAPSHOT_SECONDS = 5.0
 LONGEST_REASON = 300
-
-
-class _Plain:
-    def as_dict(self) -> dict[str, Any]:
-        """Return what is known, as plain values."""
-        return {key: value for key, value in vars(self).items() if value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetEvent(_Plain):
-    """Describe an event of one device: one line of ``fleet.jsonl``."""
-
-    time: str
-    event: str
-    """``here``, ``gone``, ``left_out``, ``held_back``, ``refused`` or ``removed``; of the whole fleet
-    ``paused``, ``resumed``, ``draining``, and ``changed`` for a setting changed at a resume."""
-    name: str
-    round: int | None = None
-    """The last round that had begun."""
-    client: int | None = None
-    images: int | None = None
-    peer: str | None = None
-    reason: str | None = None
-    by: str | None = None
-    """Speaker of a refusal's reason: ``server`` or ``device``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceStatus(_Plain):
-    """Describe an enrolled device's current status: one entry of ``fleet.json``."""
-
-    client: int
-    name: str
-    images: int | None = None
-    since: str | None = None
-    """When it came; None: it is not here."""
-    seen: str | None = None
-    """When it was last heard of."""
-    bytes_up: int = 0
-    bytes_down: int = 0
-    answer_seconds: float | None = None
-    """How long its answers of the last round took, together; None: it was not in it."""
-    certificate_until: str | None = None
-    """When the certificate that it showed last expires."""
 
 
 class DeviceLog:
@@ -75,107 +37,58 @@ class DeviceLog:
         self.events: Counter[str] = Counter()
         """How many of each kind since this process began."""
         self.round: int | None = None
-        """The last round that began, by its number in ``metrics.jsonl``; events have it."""
-        self._refusals = Refusals(self._tell_refused)
+        """The last round that began, by its number in ``metrics.jsonl``."""
         self._lock = threading.Lock()
         self._directory: Path | None = None
         self._failed = False
         self._ended, self._renew = threading.Event(), threading.Event()
         self._writer: threading.Thread | None = None
 
-    def open(
-        self,
-        directory: Path,
-        standing: Callable[[], Sequence[DeviceStatus]],
-        waiting: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        """Write events from now on, and every few seconds the status.
-
-        ``standing`` returns the status of each device, ``waiting`` what the run waits for.
-        """
+    def open(self, directory: Path, status: Callable[[], Mapping[str, Any]]) -> None:
+        """Write events to ``directory`` from now on, and every few seconds what ``status`` returns."""
         self._directory = directory
-        self._writer = threading.Thread(target=self._keep, args=(standing, waiting), daemon=True)
+        self._writer = threading.Thread(
+            target=self._keep, args=(directory / "fleet.json", status), daemon=True
+        )
         self._writer.start()
 
     def close(self) -> None:
         """Write the final status."""
-        self._refusals.sum_up()
         if self._writer is not None:
             self._ended.set()
             self._renew.set()
             self._writer.join()
-            self._writer = None
-            self._directory = None
+            self._writer = self._directory = None
 
     def renew(self) -> None:
         """Write the status soon, without waiting for the disk here."""
         self._renew.set()
 
-    def here(self, name: str, client: int, images: int) -> None:
-        self._note("here", name, client=client, images=images)
-
-    def gone(self, name: str, client: int) -> None:
-        self._note("gone", name, client=client)
-
-    def left_out(self, name: str, client: int, reason: str) -> None:
-        self._note("left_out", name, client=client, reason=reason)
-
-    def removed(self, name: str, client: int, reason: str) -> None:
-        self._note("removed", name, client=client, reason=reason)
-
-    def administered(self, event: str) -> None:
-        """Record that the operator paused, resumed or drained the whole fleet."""
-        self._note(event, "fleet", reason="by the operator")
-
     def refused(self, peer: str, name: str, reason: str, by: str = "server") -> None:
-        """Record a refused or disconnected client, also in the audit log, where one line may sum up many."""
-        self.events["refused"] += 1
-        self._refusals.note(unquote(peer), name, reason, by)
-
-    def _tell_refused(self, peer: str, name: str, reason: str, by: str) -> None:
-        audit(peer, name, reason)
-        self._append("refused", name, peer=peer, reason=reason, by=by)
-
-    def held_back(self, peer: str, name: str, reason: str) -> None:
+        """Record a refused or disconnected device, also in the audit log; ``by`` states the reason."""
         peer = unquote(peer)
-        audit_held_back(peer, name, reason)
-        self._note("held_back", name, peer=peer, reason=reason)
+        audit(peer, name, reason)
+        self.note("refused", name, peer=peer, reason=reason[:LONGEST_REASON], by=by)
 
-    def _note(self, event: str, name: str, **more: Any) -> None:
+    def note(self, event: str, name: str, **more: Any) -> None:
+        """Record an event of the device ``name``, with what ``more`` is known of it."""
         self.events[event] += 1
-        self._append(event, name, **more)
-
-    def _append(self, event: str, name: str, *, reason: str | None = None, **more: Any) -> None:
-        cut = reason if reason is None else reason[:LONGEST_REASON]
-        entry = FleetEvent(
-            time=timestamp(), event=event, name=name, round=self.round, reason=cut, **more
-        )
-        directory = self._directory
-        if directory is not None:
-            line = (json.dumps(entry.as_dict()) + "\n").encode()
+        if (directory := self._directory) is not None:
+            entry = {"time": timestamp(), "event": event, "name": name, **more}
+            if self.round is not None:
+                entry["round"] = self.round
+            line = (json.dumps(entry) + "\n").encode()
             with self._lock:
                 self._write(lambda: append_whole(directory / "fleet.jsonl", line))
 
-    def _keep(
-        self,
-        standing: Callable[[], Sequence[DeviceStatus]],
-        waiting: Callable[[], str | None],
-    ) -> None:
+    def _keep(self, path: Path, status: Callable[[], Mapping[str, Any]]) -> None:
         ended = False
         while not ended:
             self._renew.wait(SNAPSHOT_SECONDS)
             self._renew.clear()
             ended = self._ended.is_set()
-            self._snapshot(standing(), None if ended else waiting())
-
-    def _snapshot(self, devices: Sequence[DeviceStatus], waiting: str | None) -> None:
-        assert self._directory is not None
-        path = self._directory / "fleet.json"
-        content: dict[str, Any] = {"time": timestamp()}
-        if waiting is not None:
-            content["waiting"] = waiting
-        content["clients"] = [device.as_dict() for device in devices]
-        self._write(lambda: write_whole(path, json.dumps(content).encode()))
+            content = json.dumps({"time": timestamp(), **status()}).encode()
+            self._write(lambda content=content: write_whole(path, content))
 
     def _write(self, write: Callable[[], None]) -> None:
         try:

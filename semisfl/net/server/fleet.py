@@ -7,7 +7,7 @@ that did answer.
 
 import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import (
+    AbnormalValues,
     ClientResult,
     ClientWork,
     Features,
@@ -29,21 +30,26 @@ from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.packing import joined, separated
 from semisfl.fleet.setup import FleetSetup
+from semisfl.net import hostport
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas
-from semisfl.net.server.administration import Actions, Administration
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
-from semisfl.net.server.context import ServerContext
-from semisfl.net.server.device_log import DeviceStatus
+from semisfl.net.server.device_log import DeviceLog
 from semisfl.net.server.fleet_status import FleetStatus
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
-from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.questions import Questions, Take
 from semisfl.net.server.roster import Roster
+from semisfl.net.server.sessions import STRIKES, Sessions
 from semisfl.net.server.split_round import ServerSplitRound
-from semisfl.net.server.trials import Trials, limits_on_one_client
+from semisfl.net.server.trust import Trust
+from semisfl.net.server.value_checks import (
+    impossible,
+    limits_on_one_client,
+    stands_out,
+    update_size,
+)
 from semisfl.net.server.waiting import Waiting, some_of
 from semisfl.net.terms import Terms
 from semisfl.settings.counts import counted
@@ -67,65 +73,57 @@ class NetworkFleet:
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
-        """Take the port now, so that a wrong one fails early; clients come in after `open`."""
-        assert setup.network is not None
-        self._stop = setup.stop
+        """Take the port now, so that a wrong one fails early; devices come in after `open`.
+
+        ``thread`` runs the connections; None: a new one.
+        """
+        config, network = setup.config, setup.network
+        assert network is not None
+        hostport.check_listen(network)
+        self.config = config
         self.traffic = Traffic()
         self.held_back = HeldBack(self._tell_held_back)
-        self.config = setup.config
-        self.roster = Roster(setup.config.clients.total)
-        self._hardware = setup.hardware
-        self._schemas = Schemas.of(setup.config, setup.model)
-        self.terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        self.roster = Roster(config.clients.total)
+        self.device_log = DeviceLog()
+        self.terms = Terms(config, setup.shape, setup.classes, setup.mean, setup.std)
         """The terms that devices are asked to accept."""
-        context = ServerContext(
-            self.terms, self._schemas, self.roster, self.traffic, self.held_back, setup.stop
-        )
-        self.device_log = context.device_log
+        self._hardware = setup.hardware
+        self._schemas = Schemas.of(config, setup.model)
+        certificates = None if network.insecure_loopback else network.certificates
+        trust = None if certificates is None else Trust(certificates)
+        self.sessions = Sessions(self.terms, self._schemas, self.roster, self.device_log, trust)
+        self._questions = Questions(config, self.sessions, self.traffic, self.held_back, setup.stop)
+        self.waiting = Waiting(config, self.sessions, setup.stop)
+        self._status = FleetStatus(self.sessions, self.traffic, self._questions)
         self._listener = Listener(
-            context, setup.network, handshake_seconds=handshake_seconds, thread=thread
+            self.sessions,
+            network.listen,
+            trust,
+            handshake_seconds=handshake_seconds,
+            thread=thread,
         )
-        self._questions = Questions(context, self._listener)
-        self._administration: Administration | None = None
-        quorum = setup.config.network.quorum
-        self._trials = Trials(self._questions, self.roster, self._listener, quorum)
-        self.waiting = Waiting(context, self._listener, self.present)
-        answers = self._questions.answer_seconds
-        self._status = FleetStatus(self.roster, self._listener.table, self.traffic, answers)
         self.port = self._listener.port
 
     def open(self, directory: Path | None) -> None:
+        """Let devices in. The roster, the devices' events and their status are kept in ``directory``."""
         if directory is not None:
             self.roster.keep_in(directory / "roster.json")
+            self.sessions.keep_in(directory)
             self._status.resume(directory)
-            self.device_log.open(directory, self.devices, lambda: self.waiting.state)
-            self._administration = Administration(directory, self._actions(), self._listener.thread)
+            self.device_log.open(directory, self.status)
         log.log(*limits_on_one_client(self.config))
         self._listener.start()
-
-    def _actions(self) -> Actions:
-        """Return what `semisfl fleet` may ask for; each function runs on the loop."""
-
-        def done(act: Callable[[], None]) -> dict[str, Any]:
-            act()
-            return {"done": True}
-
-        return {
-            "list": lambda name: self._status.as_dict(self.waiting.state),
-            "remove": lambda name: done(lambda: self._listener.penalties.remove(name)),
-            "pause": lambda name: done(self.waiting.pause),
-            "resume": lambda name: done(self.waiting.resume),
-            "drain": lambda name: done(self.waiting.drain),
-        }
 
     # --- who is there ----------------------------------------------------------------------------
 
     def present(self) -> Sequence[int]:
-        return self._trials.present()
+        """Return the clients that may be drawn."""
+        return self.waiting.present()
 
     def members(self) -> Mapping[int, str]:
-        strikes = self._listener.penalties.strikes
-        return {place: name for name, place in self.roster.index.items() if strikes[name] < STRIKES}
+        """Return the clients that have a place and are not in quarantine, each with its device's name."""
+        strikes, index = self.sessions.strikes, self.roster.index
+        return {place: name for name, place in index.items() if strikes[name] < STRIKES}
 
     def image_counts(self) -> Mapping[int, int]:
         """Return how many images each client says it has; from three clients on, with a limit.
@@ -138,143 +136,147 @@ class NetworkFleet:
         most = int(LARGEST_CLAIM * statistics.median(counts.values()))
         return {client: min(count, most) for client, count in counts.items()}
 
-    def devices(self) -> list[DeviceStatus]:
-        return self._status.devices()
+    def status(self) -> dict[str, Any]:
+        """Return what the run waits for, how many places it has, and the status of each device."""
+        status = {"total": self.roster.total, "clients": self._status.devices()}
+        waiting = self.waiting.state
+        return status if waiting is None else {"waiting": waiting, **status}
 
     def wait_ready(self) -> None:
-        self._trials.end_if_needed()
+        """Return once enough clients are there for a round."""
         self.waiting.until_ready()
 
-    def wait_for(self, count: int, seconds: float | None = None) -> bool:
-        """Wait for ``count`` clients or ``seconds``; return whether the clients are there."""
+    def wait_for(self, count: int, seconds: float) -> bool:
+        """Wait for ``count`` clients, for at most ``seconds``; return whether they are there."""
         return self.waiting.wait(count, seconds)
 
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:
+        """Take the plan of a round; the first `forward` sends its weights."""
         self.device_log.round = plan.index
         self._questions.start_round()
         self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
-        self._split_round = ServerSplitRound(self._schemas, plan, self._questions.ask)
-        self._split_round.begin()
-        self._check_quorum(len(self._questions))
-
-    def _collected(self, kind: Kind, take: Take) -> set[int]:
-        """Collect answers as `Questions` does; clients that are far too slow are not drawn for a while."""
-        refused = self._questions.collect(kind, take)
-        self._trials.pass_over(self._questions.too_slow)
-        return refused
-
-    def _answers(self, kind: Kind) -> dict[int, Frame]:
-        """Return one frame of every client that still takes part; abort the round if they are too few."""
-        answers: dict[int, Frame] = {}
-        for client in self._collected(kind, answers.__setitem__):
-            del answers[client]
-        self._check_quorum(len(answers))
-        return answers
+        self._split_round = ServerSplitRound(self._schemas, plan)
 
     def forward(self) -> Features:
+        """Ask every client of the round for its next features; return those of the clients that answered."""
         answers = self._answers("features")
-        clients = tuple(sorted(answers))
+        clients = tuple(answers)
         student, teacher = (
-            torch.cat([answers[client].tensors[name] for client in clients]).to(
-                self._hardware.device
-            )
+            torch.cat([answers[client].tensors[name] for client in clients])
             for name in ("student", "teacher")
         )
         self._participants = clients
-        return Features(student.requires_grad_(), teacher, clients)
+        device = self._hardware.device
+        return Features(student.to(device).requires_grad_(), teacher.to(device), clients)
 
     def backward(self, gradients: Tensor) -> None:
+        """Take the gradients of the last features; the next `forward` or `finish_round` sends them."""
         gradients = gradients.detach().float().cpu()
         self._check_sent({"gradients": gradients})
-        self._split_round.send_gradients(self._participants, gradients)
+        self._split_round.backward(self._participants, gradients)
 
     def finish_round(self) -> State:
-        answers = self._answers("model")
-        states = {
-            client: separated(answers[client].tensors, ["bottom"])["bottom"]
-            for client in sorted(answers)
-        }
-        before = self._split_round.plan.bottom
-        uploads = [ClientResult(client, {"bottom": state}, {}) for client, state in states.items()]
-        for client in self._questions.refuse_far(uploads, lambda _: {"bottom": before}):
-            del states[client]
-        self._check_quorum(len(states))
+        """Ask every client for its bottom; return them as one, by the rule of ``robust.aggregate``."""
+        before, states = self._split_round.plan.bottom, {}
+        for client, frame in self._answers("model").items():
+            states[client] = separated(frame.tensors, ["bottom"])["bottom"]
+            self._questions.note_size("update", client, update_size(states[client], before))
         bottom = combine(self.config.robust, states, before, self.held_back)
         return {name: tensor.to(self._hardware.device) for name, tensor in bottom.items()}
+
+    def _answers(self, kind: Kind) -> dict[int, Frame]:
+        """Return the answer of every client that still takes part; abort the round if they are too few."""
+        answers: dict[int, Frame] = {}
+        self._split_round.ask(self._questions)
+        self._collect(kind, answers.__setitem__)
+        self._check_quorum(len(answers))
+        return dict(sorted(answers.items()))
+
+    def _collect(self, kind: Kind, take: Take) -> None:
+        """Collect answers; devices that are far too slow are not drawn for a while."""
+        self._questions.collect(kind, take)
+        self.waiting.pass_over(map(self._questions.name, self._questions.too_slow))
 
     # --- a full-model round ----------------------------------------------------------------------
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        """Let every client of the round do ``work``; return the results of those that answered."""
         self.device_log.round = plan.index
         self._questions.start_round()
         self._check_sent(joined(plan.send))
-        full_round = ServerFullRound(
-            self._schemas, work, plan, self._hardware.device, self._questions.ask
-        )
+        device = self._hardware.device
+        full_round = ServerFullRound(self._schemas, work, plan, device, self._questions)
         for client in plan.active:
             full_round.begin(client)
-        for client in self._collected("model", full_round.go_on):
-            full_round.results.pop(client, None)
+        self._collect("model", full_round.go_on)
         results = full_round.results
-        for client in self._questions.refuse_far(results.values(), plan.known_to):
-            del results[client]
+        for client, result in results.items():
+            sent = plan.known_to(client)
+            for name in result.states.keys() & sent.keys():
+                size = update_size(result.states[name], sent[name])
+                self._questions.note_size("update", client, size)
         self._check_quorum(len(results))
         return [results[client] for client in sorted(results)]
-
-    def _tell_held_back(self, client: int, why: str) -> None:
-        name = self._questions.name(client)
-        log.warning("%s is held back: %s", name, why)
-        self._listener.penalties.audit_held_back(name, why)
 
     # --- good and bad rounds ---------------------------------------------------------------------
 
     def settle(self, good: bool) -> str | None:
+        """End a round. If it was not ``good``, return the device to repeat it without; None: nobody stands out."""
         self._status.count_bytes()
-        self._questions.answer_seconds.end_round()
-        if good:
-            out = map(self._questions.name, self._questions.left_out)
-            answered = self._questions.answer_seconds.last.keys() - out
-            self._listener.penalties.note_good_round(answered)
-        self.waiting.after_round(aborted=False)
-        return self._trials.settle(good)
+        self._questions.end_round()
+        self.waiting.after_round(good=good)
+        worst = None if good else stands_out(self._questions.sizes)
+        if worst is None:
+            return None
+        name, quorum = self._questions.name(worst), self.config.network.quorum
+        if len(self.present()) <= quorum:
+            log.warning(
+                "%s stands out; the round cannot be repeated without it: network.quorum = %d",
+                name,
+                quorum,
+            )
+            return None
+        self.waiting.pass_over([name])
+        return name
+
+    def _tell_held_back(self, client: int, why: str) -> None:
+        name = self._questions.name(client)
+        log.warning("%s is held back: %s", name, why)
+        self.device_log.note("held_back", name, client=client, reason=why)
 
     def _check_sent(self, sent: Mapping[str, Tensor]) -> None:
-        self._trials.check_sent(sent, self._questions.give_up)
+        """Abort the round before values are sent that no device can use."""
+        if (fault := impossible(sent)) is not None:
+            self._questions.give_up()
+            raise AbnormalValues(f"the values that the server computed are impossible: {fault}")
 
     def _check_quorum(self, answered: int) -> None:
-        quorum = self.config.network.quorum
+        quorum, out = self.config.network.quorum, self._questions.left_out
         if answered < quorum:
-            self._questions.give_up()
-            self._trials.pass_over(self._questions.left_out)
+            names = [self._questions.name(client) for client in sorted(out)]
+            self.waiting.pass_over(names)
             self.waiting.after_round(aborted=True)
-            out = some_of(list(map(self._questions.name, sorted(self._questions.left_out))))
             raise RoundAborted(
                 f"{counted(answered, 'client')} answered, network.quorum = {quorum}; "
-                f"left out: {', '.join(out) or 'nobody'}; missing: {self.waiting.missing()}"
+                f"left out: {', '.join(some_of(names)) or 'nobody'}; missing: {self.waiting.missing()}"
             )
 
     # --- lasting and ending ----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "roster": self.roster.state_dict(),
-            "usual": dict(self._questions.size_checks.usual),
-            "round": self.device_log.round,
-        }
+        """Return who has which place, and the last round that began."""
+        return {"roster": self.roster.state_dict(), "round": self.device_log.round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state; a simulation's is empty."""
         if "roster" in state:
             self.roster.load_state_dict(state["roster"])
-        # Older checkpoints have none of these.
         self.device_log.round = state.get("round")
-        self._questions.size_checks.usual = dict(state.get("usual", {}))
 
     def close(self, finished: bool) -> None:
-        """Say goodbye. Clients of a finished run end; others wait for the server to come back."""
-        if self._administration is not None:
-            self._administration.close()
+        """Say goodbye. Devices of a finished run end; others wait for the server to come back."""
         code = grpc.StatusCode.OK if finished else grpc.StatusCode.UNAVAILABLE
         self._listener.close(
             code, "the run is finished" if finished else "the server stops; it may come back"

@@ -1,202 +1,209 @@
-"""Listen for clients, accept or refuse them and serve their streams; every refusal leaves an audit line."""
+"""Listen for devices, admit or refuse them and serve their streams; every refusal leaves an audit line."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import chunks, hostport
-from semisfl.net.chunks import LoopThread, Violation
-from semisfl.net.frames import Frame
-from semisfl.net.headers import WireError
-from semisfl.net.server import endpoint
-from semisfl.net.server.admission import (
-    HANDSHAKE_SECONDS,
-    Handshakes,
-    Refused,
-    check_hello,
-    cleaned,
-)
-from semisfl.net.server.cheap_frames import CheapFrames
-from semisfl.net.server.context import ServerContext
-from semisfl.net.server.penalties import Penalties
+from semisfl.net import chunks, messages
+from semisfl.net.chunks import Assembler, LoopThread
+from semisfl.net.frames import Frame, WireError, decode
+from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, cleaned
 from semisfl.net.server.session import Session
-from semisfl.net.server.session_table import SessionTable
-from semisfl.net.server.trust import Trust
+from semisfl.net.server.sessions import Sessions
+from semisfl.net.server.trust import ClientCertificate, Trust
+from semisfl.settings.config import ConfigError
 
 log = logging.getLogger(__name__)
 
+ABORT_SECONDS = 10.0
+"""Most time for a device to take the end of its stream."""
 BREAK_SECONDS = 0.2
+"""A broken connection looks like a goodbye until gRPC reports it, a moment later."""
 RETURN_SECONDS = 7.0
-"""A client whose connection broke tries again after 6 s at most."""
+"""A device whose connection broke tries again after 6 s at most."""
+
+Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
 
 
 class Listener:
-    """Listen, admit clients and serve their streams, on the loop of ``thread``."""
+    """Listen, admit devices and serve their streams, on the loop of ``thread``."""
 
     def __init__(
         self,
-        context: ServerContext,
-        network: NetworkOptions,
+        sessions: Sessions,
+        listen: str,
+        trust: Trust | None,
         *,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
-        hostport.check_listen(network)
-        insecure, folder = network.insecure_loopback, network.certificates
-        self._trust = None if insecure or folder is None else Trust(folder)
-        self.table = SessionTable(context)
-        self.penalties = Penalties(context, self.table, self._trust)
-        self._terms, self._roster = context.terms, context.roster
-        self._device_log = context.device_log
-        self._handshake_seconds = handshake_seconds
+        """Take the port now; devices come in after `start`. ``thread`` None: start one.
+
+        ``listen`` is HOST:PORT; port 0 takes a free one. ``trust`` None: plaintext.
+        """
+        self._sessions, self._trust = sessions, trust
+        self._seconds = handshake_seconds
         self._finished = False
-        self.thread = thread or LoopThread("semisfl-server")
         self._owns_thread = thread is None
+        self.thread = thread or LoopThread("semisfl-server")
         try:
-            self.port = self.thread.call(self._bind(network.listen))
+            self.port = self.thread.call(self._bind(listen))
         except BaseException:
-            if self._owns_thread:
-                self.thread.stop()
+            self._stop_thread()
             raise
 
-    def start(self) -> None:
-        """Let clients in."""
-        self.thread.call(self._server.start())
-
     async def _bind(self, listen: str) -> int:
-        seconds = self._handshake_seconds
-        self._handshakes = Handshakes(seconds, self._device_log.refused)
         methods = {"Session": self._serve, "Terms": self._show_terms}
-        secure = None
-        if self._trust is not None:
-            secure = endpoint.credentials(self._trust, self._handshakes.begins)
-        self._server, port = endpoint.open_port(
-            listen, chunks.SERVICE, methods, secure, chunks.options(), seconds, self._refuse
+        options = chunks.options(
+            server_handshake_timeout_ms=int(self._seconds * 1000), so_reuseport=0
         )
-        self._cheap_frames = CheapFrames(self.penalties.flooded)
-        self._cheap_frames.watch(port)
+        self._server, port = open_port(listen, chunks.SERVICE, methods, self._trust, options)
         return port
+
+    def start(self) -> None:
+        """Let devices in."""
+        self.thread.call(self._server.start())
 
     async def _show_terms(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """Send the run's terms to a device that only looks: it takes no place and ends no session."""
-        await self._briefly(context, self.table.terms.encode())
-
-    async def _refuse(self, _: Any, context: grpc.aio.ServicerContext) -> None:
-        """Refuse a method that there is not; such streams count as all others do."""
-        await self._briefly(context, None)
-
-    async def _briefly(self, context: grpc.aio.ServicerContext, answer: bytes | None) -> None:
-        """Serve a stream that has no session; ``answer`` None: there is no such method."""
-        peer, identity = context.peer(), "?"
-        if not self._cheap_frames.stream_opened(peer):
-            return
-        self._handshakes.stream_opened(peer)
+        identity = "?"
         try:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
                 identity = certificate.name
-                self._trust.admit(certificate, partial(self._cheap_frames.check_crowd, peer))
-            if answer is None:
-                await endpoint.first_message(context)
-                raise Refused(grpc.StatusCode.UNIMPLEMENTED, "this server has no such method")
-            async with asyncio.timeout(self._handshake_seconds):
-                await context.write(answer)
-        except TimeoutError:
-            seconds = self._handshake_seconds
-            self._device_log.refused(peer, identity, f"it did not take the terms in {seconds:g} s")
+                self._trust.admit(certificate)
+            await context.write(self._sessions.terms.to_json().encode())
         except Refused as refusal:
-            self._device_log.refused(peer, identity, refusal.reason, refusal.by)
-            await endpoint.abort(context, refusal.code, refusal.reason)
-        finally:
-            self._handshakes.stream_closed(peer)
-            self._cheap_frames.stream_closed(peer)
+            await self._refuse(context, identity, refusal)
 
-    # --- one stream ------------------------------------------------------------------------------
+    async def _refuse(
+        self, context: grpc.aio.ServicerContext, identity: str, refusal: Refused
+    ) -> None:
+        self._sessions.device_log.refused(context.peer(), identity, refusal.reason, refusal.by)
+        await abort(context, refusal.code, refusal.reason)
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
-        peer, identity, certificate = context.peer(), "?", None
-        session: Session | None = None
-        hello: Frame | None = None
-        if not self._cheap_frames.stream_opened(peer):
-            return
-        self._handshakes.stream_opened(peer)
+        """Serve one stream of a device, from its hello to its end."""
+        identity, session = "?", None
+        certificate: ClientCertificate | None = None
         try:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
                 identity = certificate.name
-                self._trust.admit(certificate, partial(self._cheap_frames.check_crowd, peer))
-                if self._roster.full:
-                    self.penalties.free_revoked()
-            hello = await endpoint.hello(context, self._handshake_seconds)
+            # Before any refusal: a status that meets the hello on its way is an internal error to the device.
+            hello = await self._hello(context)
             if certificate is None:
                 identity = f"plaintext:{cleaned(hello.fields['name'])}"
-            self.penalties.check(identity)
-            check_hello(hello.fields, identity, self._terms, self._roster)
+            elif self._trust is not None:
+                self._trust.admit(certificate)
             if self._finished:
-                self.table.lost.pop(identity, None)
-                return  # the stream's status tells the client that the run is finished
-            self.table.arrives(identity)
-            connection = self._cheap_frames.of(peer)
-            session = self.table.open(context, identity, hello, certificate, connection)
-            ending = await session.run()
-            # Close first: saying goodbye over a dead connection may never return.
-            self.table.close(session)
-            if ending is None:
-                # A broken connection looks the same until gRPC reports it, a moment later.
-                await asyncio.sleep(BREAK_SECONDS)
-                self.table.lost.pop(identity, None)
-                log.info("%s said goodbye", identity)
-            elif ending[0] is not grpc.StatusCode.OK:
-                await endpoint.abort(context, *ending)
+                self._sessions.lost.pop(identity, None)
+                return  # the stream's status tells the device that the run is finished
+            session = self._sessions.open(context, identity, hello, certificate)
+            await self._run(session, context)
         except asyncio.CancelledError:
-            if session is not None:
-                log.info("the connection to %s was lost", identity)
+            log.info("the connection to %s was lost", identity)
             raise
         except Refused as refusal:
-            self._device_log.refused(peer, identity, refusal.reason, refusal.by)
-            if hello is None:
-                await endpoint.first_message(context)
-            await endpoint.abort(context, refusal.code, refusal.reason)
-        except (Violation, WireError) as error:
-            self.penalties.breach(peer, identity, str(error))
-            await endpoint.abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await self._refuse(context, identity, refusal)
+        except WireError as error:
+            self._sessions.breach(context.peer(), identity, str(error))
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            self._handshakes.stream_closed(peer)
-            self._cheap_frames.stream_closed(peer)
             if session is not None:
-                self.table.close(session)
+                self._sessions.close(session)
+
+    async def _hello(self, context: grpc.aio.ServicerContext) -> Frame:
+        """Return a device's first frame; raise `Refused` if it does not come in time."""
+        assembler, complete = Assembler(messages.HELLO.limit), None
+        try:
+            async with asyncio.timeout(self._seconds):
+                while complete is None:
+                    chunk = await context.read()
+                    if chunk is grpc.aio.EOF:
+                        raise Refused(grpc.StatusCode.UNAVAILABLE, "the stream ended before hello")
+                    complete = assembler.feed(chunk)
+                # By itself: if a refusal cancelled the first write with it, gRPC would send no status.
+                await context.send_initial_metadata(())
+        except TimeoutError as error:
+            # Not an offence: the server itself may be too busy.
+            late = f"no hello within {self._seconds:g} s"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
+        return decode(complete[1], {"hello": messages.HELLO})
+
+    async def _run(self, session: Session, context: grpc.aio.ServicerContext) -> None:
+        ending = await session.run()
+        # Close first: saying goodbye over a dead connection may never return.
+        self._sessions.close(session)
+        if ending is None:
+            await asyncio.sleep(BREAK_SECONDS)
+            self._sessions.lost.pop(session.identity, None)
+            log.info("%s said goodbye", session.identity)
+        elif ending[0] is not grpc.StatusCode.OK:
+            await abort(context, *ending)
 
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self, code: grpc.StatusCode, reason: str) -> None:
-        """Say goodbye to everyone and stop listening."""
+        """Say goodbye to every device and stop listening. ``code`` OK: the run is finished."""
         self.thread.call(self._stop(code, reason))
-        if self._owns_thread:
-            self.thread.stop()
+        self._stop_thread()
 
     async def _stop(self, code: grpc.StatusCode, reason: str) -> None:
         self._finished = code is grpc.StatusCode.OK
-        now = time.monotonic()
-        away = {name for name, lost in self.table.lost.items() if now - lost < RETURN_SECONDS}
-        for session in list(self.table.streams.values()):
-            session.close(code, reason)
-        # A client that has just lost its connection tries again, and would try for ever.
-        while self._finished and away & self.table.lost.keys():
-            if time.monotonic() - now > RETURN_SECONDS:
-                break
+        now, lost = time.monotonic(), self._sessions.lost
+        away = {name for name, since in lost.items() if now - since < RETURN_SECONDS}
+        self._sessions.say_goodbye(code, reason)
+        # A device that has just lost its connection tries again, and would try for ever.
+        while self._finished and away & lost.keys() and time.monotonic() < now + RETURN_SECONDS:
             await asyncio.sleep(0.1)
-        self._cheap_frames.stop()
         await self._server.stop(2.0)
 
     def kill(self) -> None:
-        """Drop every connection without a goodbye, as a crash would."""
-        self.thread.loop.call_soon_threadsafe(self._cheap_frames.stop)
+        """Drop every connection without a goodbye, as a crash would; for tests."""
         self.thread.call(self._server.stop(None))
+        self._stop_thread()
+
+    def _stop_thread(self) -> None:
         if self._owns_thread:
             self.thread.stop()
+
+
+def open_port(
+    listen: str,
+    service: str,
+    methods: Mapping[str, Serve],
+    trust: Trust | None,
+    options: Sequence[tuple[str, int]],
+) -> tuple[grpc.aio.Server, int]:
+    """Return a server of streams that is not started yet, and its port; ``trust`` None: in plaintext.
+
+    Raise `ConfigError` if it cannot listen on ``listen``.
+    """
+    server = grpc.aio.server(options=options)
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
+    }
+    known = grpc.method_handlers_generic_handler(service, handlers)
+    server.add_generic_rpc_handlers((known,))
+    try:
+        if trust is None:
+            return server, server.add_insecure_port(listen)
+        return server, server.add_secure_port(listen, trust.server_credentials())
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {listen}: {error}; choose another address or port"
+        ) from error
+
+
+async def abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
+    """End a stream; give up on a device that does not take its end, or is gone."""
+    with contextlib.suppress(TimeoutError, grpc.aio.InternalError):
+        async with asyncio.timeout(ABORT_SECONDS):
+            await context.abort(code, reason)

@@ -12,8 +12,23 @@ from semisfl.settings.sections import ConfigError
 
 log = logging.getLogger(__name__)
 
+REMOVED = "removed.txt"
+"""The file of a run's directory with the names of removed devices, one per line. They stay out as long as it names them."""
+
 Bytes = tuple[int, int]
 """Up and down."""
+
+
+def removed_names(directory: Path) -> set[str]:
+    """Return the devices that the operator has removed from the run in ``directory``."""
+    path = directory / REMOVED
+    return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+
+
+def remove_device(directory: Path, name: str) -> None:
+    """Let the server of the run in ``directory`` remove the device ``name`` before its next round, and keep it out."""
+    names = sorted({*removed_names(directory), name})
+    write_whole(directory / REMOVED, "".join(f"{one}\n" for one in names).encode())
 
 
 class Roster:
@@ -81,11 +96,8 @@ class Roster:
             return client
 
     def remove(self, identity: str) -> int:
-        """Free the place of ``identity`` and return it; raise `ValueError` if it has none."""
+        """Free the place of ``identity``, which has one, and return it."""
         with self._changing:
-            if identity not in self.index:
-                known = ", ".join(list(self.index)[:10]) or "none"
-                raise ValueError(f"{identity!r} has no place; the devices that have one: {known}")
             client = self.index[identity]
             index = {name: place for name, place in self.index.items() if name != identity}
             held = {place: count for place, count in self.images.items() if place != client}
@@ -127,7 +139,6 @@ class Roster:
             )
         images = {int(place): int(count) for place, count in state["images"].items()}
         serials = {name: int(text, 16) for name, text in state.get("serials", {}).items()}
-        # Files of earlier versions have none.
         before = state.get("before", {}).items()
         self.before = {int(place): (int(up), int(down)) for place, (up, down) in before}
         self.index = dict(sorted(index.items(), key=lambda item: item[1]))

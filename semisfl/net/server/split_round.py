@@ -1,6 +1,7 @@
-"""Run the server's side of a split round: what each client is sent and must answer, step by step."""
+"""The server's side of a split round: what each client is sent and must answer, step by step."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -9,57 +10,65 @@ from semisfl.fleet.byte_counts import Kind
 from semisfl.fleet.packing import joined
 from semisfl.net.frames import encode, payload_bytes
 from semisfl.net.messages import Schemas
-from semisfl.net.server.full_round import Ask, Due
+from semisfl.net.server.questions import Due, Questions
+
+Message = tuple[bytes, dict[Kind, int]]
+"""A frame, and the bytes of its tensors by kind."""
 
 
 class ServerSplitRound:
-    """Send the frames of a split round to each client: see `semisfl.net.messages`."""
+    """Send the frames of a split round to each client: see `semisfl.net.messages`.
 
-    def __init__(self, schemas: Schemas, plan: SplitRound, ask: Ask) -> None:
+    The weights of the round are the question for the first features; the gradients of one step are the question for
+    the features of the next step, or for the trained bottom after the last.
+    """
+
+    def __init__(self, schemas: Schemas, plan: SplitRound) -> None:
         self.plan = plan
-        self._schemas, self._config, self._ask = schemas, schemas.config, ask
+        self._schemas, self._wire = schemas, schemas.config.wire
         self._step = 0
+        with_teacher, alone = self._opening(teacher=True), self._opening(teacher=False)
+        self._messages = {
+            client: with_teacher
+            if plan.teacher_for is None or client in plan.teacher_for
+            else alone
+            for client in plan.active
+        }
 
-    def begin(self) -> None:
-        plan = self.plan
-        fields = {
+    def _opening(self, *, teacher: bool) -> Message:
+        """Return the frame that begins the round, with or without the teacher's bottom."""
+        plan, schemas = self.plan, self._schemas
+        fields: dict[str, Any] = {
             "round": plan.index,
             "steps": plan.steps,
             "lr": float(plan.lr),
             "ema": plan.teacher_decay is not None,
             "decay": float(plan.teacher_decay or 0.0),
         }
-        for teacher in (False, True):
-            clients = [
-                c
-                for c in plan.active
-                if (plan.teacher_for is None or c in plan.teacher_for) == teacher
-            ]
-            if not clients:
-                continue
-            states = {"bottom": plan.bottom} | ({"teacher": plan.teacher_bottom} if teacher else {})
-            kind, codec = "split" if teacher else "split_alone", self._config.wire.models
-            frame = (b"".join(encode(kind, fields, joined(states), codec)),)
-            sizes: dict[Kind, int] = {"model": payload_bytes(self._schemas.split_alone)}
-            if teacher:
-                sizes["teacher"] = payload_bytes(self._schemas.bottom_frame)
-            for client in clients:
-                self._ask(client, frame, sizes, self._due())
+        states, sizes = {"bottom": plan.bottom}, {}
+        sizes: dict[Kind, int] = {"model": payload_bytes(schemas.split_alone)}
+        if teacher:
+            states["teacher"] = plan.teacher_bottom
+            sizes["teacher"] = payload_bytes(schemas.bottom_frame)
+        kind = "split" if teacher else "split_alone"
+        return b"".join(encode(kind, fields, joined(states), self._wire.models)), sizes
 
-    def send_gradients(self, clients: Sequence[int], gradients: Tensor) -> None:
-        """Send the gradients of one step to the ``clients`` that took part, in their order."""
+    def backward(self, clients: Sequence[int], gradients: Tensor) -> None:
+        """Take the ``gradients`` [rows, features] of this step, for ``clients`` in their order; `ask` sends them."""
         fields = {"round": self.plan.index, "step": self._step}
-        rows = gradients.chunk(len(clients))
+        sizes: dict[Kind, int] = {"gradients": payload_bytes(self._schemas.gradients)}
         self._step += 1
-        for client, share in zip(clients, rows, strict=True):
-            codec = self._config.wire.gradients
-            frame = encode("gradients", fields, {"gradients": share}, codec)
-            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._schemas.gradients)}
-            self._ask(client, frame, sizes, self._due())
+        self._messages = {}
+        for client, rows in zip(clients, gradients.chunk(len(clients)), strict=True):
+            frame = encode("gradients", fields, {"gradients": rows}, self._wire.gradients)
+            self._messages[client] = b"".join(frame), sizes
 
-    def _due(self) -> Due:
-        """Return the expected answer: features, or the bottom after the last step."""
-        about, step = {"round": self.plan.index}, self._step
-        if step == self.plan.steps:
-            return Due({"bottom": self._schemas.bottom_frame}, about)
-        return Due({"features": self._schemas.features_frame}, {**about, "step": step})
+    def ask(self, questions: Questions) -> None:
+        """Ask each client for its next features, or for the bottom after the last step."""
+        about: dict[str, Any] = {"round": self.plan.index}
+        if self._step < self.plan.steps:
+            due = Due({"features": self._schemas.features_frame}, {**about, "step": self._step})
+        else:
+            due = Due({"bottom": self._schemas.bottom_frame}, about)
+        for client, (frame, sizes) in self._messages.items():
+            questions.ask(client, [frame], sizes, due)

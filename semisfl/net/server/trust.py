@@ -1,4 +1,4 @@
-"""Watch a running server's certificate, which may be renewed, and decide which clients to accept.
+"""Hold the server's own certificate, which may be renewed, and decide which devices' certificates to accept.
 
 Files may change, vanish or be damaged while the server runs. It goes on with what it read last. While
 the list of revoked certificates cannot be read, the server accepts no new connection.
@@ -7,7 +7,6 @@ the list of revoked certificates cannot be read, the server accepts no new conne
 import functools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +27,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True)
 class ClientCertificate:
-    """Hold a client's certificate."""
+    """A device's certificate."""
 
     name: str
     serial: int
@@ -54,12 +53,19 @@ class Trust:
 
     # --- the server's own certificate ------------------------------------------------------------
 
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return credentials for mutual TLS, which follow a renewed certificate."""
+        return grpc.dynamic_ssl_server_credentials(self._configuration(), self._renewed, True)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
         pair = (self._own.key, self._own.certificate)
         return grpc.ssl_server_certificate_configuration([pair], self._own.authority)
 
-    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return what handshakes use from now on if the files hold a newer certificate, else None."""
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return what handshakes use from now on if the files hold a newer certificate, else None.
+
+        gRPC calls this before each handshake, in a thread of its own.
+        """
         stamp = self._stamp("server.crt", "server.key", "authority.crt")
         if stamp == self._own_stamp:
             return None
@@ -77,7 +83,7 @@ class Trust:
         log.warning(
             "%s is new, valid until %s; connections from now on use it", newest.label, until
         )
-        return self.configuration()
+        return self._configuration()
 
     def remind(self) -> None:
         """Warn once a day if the server's certificate has expired or will soon."""
@@ -86,11 +92,11 @@ class Trust:
         elif fault := credentials.early(self._own) or credentials.soon(self._own):
             self._warn("soon", fault, DAY)
 
-    # --- the clients' ----------------------------------------------------------------------------
+    # --- the devices' ----------------------------------------------------------------------------
 
     @staticmethod
     def certificate_of(context: grpc.aio.ServicerContext) -> ClientCertificate:
-        """Return a client's certificate. TLS has checked its authority and its dates."""
+        """Return a device's certificate. TLS has checked its authority and its dates."""
         peer = context.auth_context()
         try:
             name, certificate = credentials.identity(peer), credentials.parse(peer)
@@ -99,38 +105,33 @@ class Trust:
         until, pem = certificate.not_valid_after_utc, to_pem(certificate)
         return ClientCertificate(name, certificate.serial_number, until, pem)
 
-    def admit(self, certificate: ClientCertificate, count: Callable[[str], None]) -> None:
-        """Raise `Refused` if the client with this certificate may not come in.
-
-        ``count`` counts its connection under a name. A refused certificate has a name of its own: it must
-        neither use up the connections nor earn the strikes of the device that has a renewed one.
-        """
+    def admit(self, certificate: ClientCertificate) -> None:
+        """Raise `Refused` if the device with this certificate may not come in."""
         self.read_revoked()
-        if refusal := self.refusal(certificate):
-            count(f"{certificate.name} {certificate.serial:x}")
-            raise refusal
-        count(certificate.name)
+        self.check(certificate)
         if self._unreadable:
             raise Refused(
                 grpc.StatusCode.UNAVAILABLE,
                 "the server cannot read its list of revoked certificates; nobody new until it can",
             )
-        self._introduce(certificate)
+        if certificate.serial not in self._known:
+            self._known.add(certificate.serial)
+            self._introduce(certificate)
 
-    def refusal(self, certificate: ClientCertificate) -> Refused | None:
-        """Return why this client may not be connected, or None."""
+    def check(self, certificate: ClientCertificate) -> None:
+        """Raise `Refused` if a device with this certificate may not be connected."""
+        name = certificate.name
         if self.is_revoked(certificate.serial):
-            reason = f"the certificate of {certificate.name} {REVOKED}"
-            return Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+            reason = f"the certificate of {name} {REVOKED}"
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        # The other reasons are not final: a device reads its files again, and may find a new certificate.
         if certificate.valid_until <= datetime.now(UTC):
             until = credentials.moment(certificate.valid_until)
-            # Not final: a client reads its files again before the next attempt, and may find a new one.
-            reason = f"the certificate of {certificate.name} expired on {until}"
-            return Refused(grpc.StatusCode.UNAVAILABLE, reason)
+            reason = f"the certificate of {name} expired on {until}"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, reason)
         if not _signed(certificate.pem, self._own.authority):
-            reason = f"the certificate of {certificate.name} is not of the authority that this server has now"
-            return Refused(grpc.StatusCode.UNAVAILABLE, reason)
-        return None
+            reason = f"the certificate of {name} is not of the authority that this server has now"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, reason)
 
     def is_revoked(self, serial: int) -> bool:
         """Return whether the list that was read last holds this certificate."""
@@ -153,22 +154,18 @@ class Trust:
             self._warned.pop("list", None)
         self._unreadable = False
 
-    def _introduce(self, certificate: ClientCertificate) -> None:
+    @staticmethod
+    def _introduce(certificate: ClientCertificate) -> None:
         """Log a new certificate's serial, which can be revoked here, and warn if it expires soon."""
-        if certificate.serial in self._known:
-            return
-        self._known.add(certificate.serial)
-        until = credentials.moment(certificate.valid_until)
-        log.info(
-            "%s has certificate %x, valid until %s", certificate.name, certificate.serial, until
-        )
+        name, until = certificate.name, credentials.moment(certificate.valid_until)
+        log.info("%s has certificate %x, valid until %s", name, certificate.serial, until)
         if certificate.valid_until - datetime.now(UTC) < credentials.SOON:
             log.warning(
                 "the certificate of %s expires on %s: make a new one with"
                 " `semisfl certs renew --name %s` and carry it to the device",
-                certificate.name,
+                name,
                 until,
-                certificate.name,
+                name,
             )
 
     def _stamp(self, *names: str) -> tuple[object, ...]:

@@ -1,16 +1,21 @@
-"""Wait until a round can begin, and say what the run waits for."""
+"""Who takes part in the next round, and the wait until a round can begin."""
 
+import contextlib
 import logging
+import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
-from semisfl.net.server.context import ServerContext
-from semisfl.net.server.listener import Listener
+from semisfl.net.server.sessions import Sessions
+from semisfl.settings.config import Config
 from semisfl.settings.counts import counted
-from semisfl.stopping import Stopped
+from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
 
+PASSED_OVER = 10
+"""Good rounds in which a client is not drawn after it left a round below the quorum, was far too slow, or stood out in
+a round that diverged."""
 REMIND_SECONDS = 30.0
 FIRST_REPEAT, LONGEST_REPEAT = 0.5, 10.0
 """Seconds before the second repetition in a row of a round below the quorum, and the most; each is twice the one
@@ -20,41 +25,49 @@ MOST_NAMES = 10
 
 
 class Waiting:
-    """Hold what a run waits for between two rounds. The thread that trains waits here."""
+    """Decide who is drawn, and wait between two rounds. Only the thread that trains waits here."""
 
-    def __init__(
-        self, context: ServerContext, listener: Listener, present: Callable[[], Sequence[int]]
-    ) -> None:
-        """Take ``present``, which returns the clients that may take part now."""
+    def __init__(self, config: Config, sessions: Sessions, stop: StopFlag) -> None:
         self.state: str | None = None
         """One line on why the run waits; None while it trains. Any thread may read it."""
-        self._context, self._listener, self._present = context, listener, present
+        self._network, self._active = config.network, config.clients.active
+        self._sessions, self._stop = sessions, stop
         self._settled = False
         self._aborted = 0
         """Rounds below the quorum in a row."""
-        self._paused = self.draining = False
+        # By name: once a device is removed, another may have its place.
+        self._passed_over: dict[str, int] = {}
+        """Devices that are not drawn for a while, the latest last, and for how many good rounds."""
 
-    def pause(self) -> None:
-        """Begin no further round until `resume`. Any thread may call."""
-        self._set(paused=True, draining=self.draining, event="paused")
+    # --- who takes part ----------------------------------------------------------------------------
 
-    def resume(self) -> None:
-        self._set(paused=False, draining=self.draining, event="resumed")
+    def present(self) -> list[int]:
+        """Return the clients that may be drawn; any thread may call.
 
-    def drain(self) -> None:
-        """Stop the run where the next round would begin, as a signal does."""
-        self._set(paused=False, draining=True, event="draining")
+        These are all that are here without those that are passed over. If the others are too few for a round, those
+        that were passed over first fill it up, so that the latest culprit is not drawn again and again.
+        """
+        with self._sessions.changed:
+            here = set(self._sessions.enrolled)
+        index = self._sessions.roster.index
+        waiting = [place for name in self._passed_over if (place := index.get(name)) in here]
+        drawn = here.difference(waiting)
+        return sorted(drawn.union(waiting[: max(0, self._network.quorum - len(drawn))]))
 
-    def _set(self, *, paused: bool, draining: bool, event: str) -> None:
-        with self._listener.table.changed:
-            self._paused, self.draining = paused, draining
-            self._listener.table.changed.notify_all()
-        log.warning("%s, by the operator", event)
-        self._context.device_log.administered(event)
+    def pass_over(self, names: Iterable[str]) -> None:
+        """Draw others than these devices for a while."""
+        for name in names:
+            self._passed_over.pop(name, None)
+            self._passed_over[name] = PASSED_OVER
 
-    def after_round(self, aborted: bool) -> None:
-        """Note the end of a round; ``aborted``: too few clients answered, and it is repeated."""
+    def after_round(self, *, aborted: bool = False, good: bool = False) -> None:
+        """Note the end of a round; ``aborted``: too few clients answered; ``good``: its result counts."""
         self._aborted = self._aborted + 1 if aborted else 0
+        if good:
+            left = {name: rounds - 1 for name, rounds in self._passed_over.items()}
+            self._passed_over = {name: rounds for name, rounds in left.items() if rounds}
+
+    # --- the wait ----------------------------------------------------------------------------------
 
     def until_ready(self) -> None:
         """Return once a quorum is there, and not at once if round after round was below it.
@@ -62,29 +75,28 @@ class Waiting:
         After a start or restart everyone who is enrolled, and as many as a round draws, then get one
         deadline to arrive, so that a restarted run goes on with the same clients.
         """
-        network, clients = self._context.config.network, self._context.config.clients
-        started = time.monotonic()
-        self._check_drained()
-        self._before_repetition()
+        started, everyone = time.monotonic(), max(self._active, len(self._sessions.roster.index))
+        self._pause()
         if not self._settled:
-            self.wait(network.quorum, idle=True)
-            everyone = max(clients.active, len(self._context.roster.index))
-            self.wait(everyone, network.deadline, idle=True)
+            self.wait(self._network.quorum)
+            self.wait(everyone, self._network.deadline)
             self._settled = True
-        while True:
-            self.wait(network.quorum, idle=True)
+        here = 0
+        while here < self._network.quorum:
+            self.wait(self._network.quorum)
             # After waiting, which may have taken days.
-            self._listener.penalties.check_certificates()
-            if len(self._present()) >= network.quorum and not self._paused:
-                break
+            self._sessions.review()
+            here = len(self.present())
         if self.state is not None:
             self._set_state(None)
-            waited = time.monotonic() - started
-            here = counted(len(self._present()), "device")
-            log.warning("going on after %.0f s with %s", waited, here)
+            if here >= everyone:
+                log.info("all %s are here; training goes on", counted(here, "device"))
+            else:
+                waited = time.monotonic() - started
+                log.warning("going on after %.0f s with %s", waited, counted(here, "device"))
 
-    def _before_repetition(self) -> None:
-        """Pause: clients that are here and were left out may be left out again, and a round takes no time then."""
+    def _pause(self) -> None:
+        """Wait before a round is repeated again: clients that are here may be left out of it at once again."""
         if self._aborted < 2:
             return
         seconds = repeat_delay(self._aborted)
@@ -95,56 +107,46 @@ class Waiting:
         log.warning("%s", self.state)
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(0.2, left))
-            self._context.drop_arrivals()
-            self._context.stop.check()
-            self._check_drained()
+            self._idle()
 
-    def wait(self, count: int, seconds: float | None = None, *, idle: bool = False) -> bool:
-        """Wait for ``count`` clients or ``seconds``; return whether the clients are there.
-
-        ``idle``: the run waits, between two rounds. Arrivals and departures meanwhile must not pile up.
-        """
+    def wait(self, count: int, seconds: float | None = None) -> bool:
+        """Wait for ``count`` clients or ``seconds``; return whether the clients are there."""
         started = time.monotonic()
         reminded: float | None = None
         while True:
-            with self._listener.table.changed:
-                there = len(self._present())
-                if there >= count and not self._paused:
+            with self._sessions.changed:
+                there = len(self.present())
+                if there >= count:
                     return True
-                self._set_state(self._describe(there, count, seconds))
-                self._listener.table.changed.wait(0.2)
-            if idle:
-                self._context.drop_arrivals()
+                longer = f"; {seconds:g} s for all {count} to come" if seconds else ""
+                needed = f"{there} here, {self._network.quorum} needed{longer}"
+                self._set_state(f"waiting for devices ({needed})")
+                self._sessions.changed.wait(0.2)
+            self._idle()
             now = time.monotonic()
-            self._context.stop.check()
-            self._check_drained()
             if seconds is not None and now - started > seconds:
                 return False
             if now - started > 1 and (reminded is None or now - reminded > REMIND_SECONDS):
                 reminded = now
                 log.warning("%s; missing: %s", self.state, self.missing())
 
-    def _check_drained(self) -> None:
-        if self.draining:
-            raise Stopped
-
-    def _describe(self, there: int, count: int, seconds: float | None) -> str:
-        if self._paused:
-            return f"paused by the operator ({counted(there, 'device')} here)"
-        quorum = self._context.config.network.quorum
-        longer = f"; {seconds:g} s for all {count} to come" if seconds and count > quorum else ""
-        return f"waiting for devices ({there} here, {quorum} needed{longer})"
+    def _idle(self) -> None:
+        """Forget what arrived while nobody is awaited; raise `Stopped` if the run was asked to end."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._sessions.inbox.get_nowait()
+        self._stop.check()
 
     def _set_state(self, state: str | None) -> None:
         if state != self.state:
             self.state = state
-            self._context.device_log.renew()
+            self._sessions.device_log.renew()
 
     def missing(self) -> str:
         """Return the names of the enrolled devices that are absent, and how many never came."""
-        roster = self._context.roster
-        with self._listener.table.changed:
-            there = set(self._listener.table.enrolled)
+        roster = self._sessions.roster
+        with self._sessions.changed:
+            there = set(self._sessions.enrolled)
         absent = [name for name, index in roster.index.items() if index not in there]
         unknown = roster.total - len(roster.index)
         never = [f"{unknown} that never came"] if unknown else []
