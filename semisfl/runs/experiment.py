@@ -25,7 +25,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.models.build import build_model, check_same, with_layers_of
 from semisfl.models.own import Own, own_copy, stages_of
 from semisfl.runs.portable import Description, answering_weights, data_digest, describe
-from semisfl.runs.pretrained import start_from, widest_head_in
+from semisfl.runs.pretrained import start_from
 from semisfl.runs.run_data import check_clients, check_partition, check_simulated, divide, load_data
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
@@ -140,7 +140,6 @@ def fleet_setup(
     model: nn.Sequential | None = None,
     network: NetworkOptions | None = None,
     stop: StopFlag | None = None,
-    widest_head: int | None = None,
 ) -> FleetSetup:
     """Return what is needed to make the clients; clients on other machines have their own images."""
     elsewhere = config.fleet.kind == "network"
@@ -164,7 +163,7 @@ def fleet_setup(
         config = capped(config, most)
     return FleetSetup(
         config,
-        build_model(config, data.shape, classes, model, widest=widest_head).to(hardware.device),
+        build_model(config, data.shape, classes, model).to(hardware.device),
         hardware,
         data.shape,
         classes,
@@ -208,23 +207,16 @@ def assemble(
             config = with_layers_of(config, model)
         else:
             check_same(model, config.model.name, config.model.layers)
-    if config.data.validation is not None and not len(partition.validation):
+    if (config.data.validation is None) == bool(len(partition.validation)):
         raise ConfigError(
-            f"data.validation = {config.data.validation:g}, but the partition sets no image aside; "
-            "give it a validation, or leave the setting out"
-        )
-    if config.data.validation is None and len(partition.validation):
-        raise ConfigError(
-            f"the partition sets {len(partition.validation)} images aside for validation, but data.validation is "
-            "not set; set it to their share, or leave them out of the partition"
+            f"data.validation = {config.data.validation}, and the partition sets {len(partition.validation)} images "
+            "aside for validation; set both, or neither"
         )
     if not len(data.test_images):
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
-    _warn_of_grey_images(config.data.augment.cutout, data.shape)
     # A copy: the caller's module keeps its weights, and a second run with it starts from the same ones.
     own = own_copy(model, data.shape) if model is not None else None
-    widest = widest_head_in(resumed) if resumed is not None else None
-    setup = fleet_setup(config, data, partition, hardware, own, network, stop, widest)
+    setup = fleet_setup(config, data, partition, hardware, own, network, stop)
     split_model, classes = setup.model, setup.classes
     if config.model.weights is not None and resumed is None:
         start_from(split_model, config.model.weights, config.model.name, data.classes)
@@ -259,19 +251,6 @@ def assemble(
         describe(config, data, partition, next(iter(tested)), own),
         holdings,
     )
-
-
-def _warn_of_grey_images(cutout: int, shape: tuple[int, int, int]) -> None:
-    _, height, width = shape
-    if cutout + 1 >= max(height, width):  # with both ends, as `Augmentation` draws it
-        log.warning(
-            "the grey square of data.augment.cutout = %d covers some images of %d x %d pixels whole; set "
-            "data.augment.cutout=%d",
-            cutout,
-            height,
-            width,
-            min(height, width) // 2,
-        )
 
 
 def _on_device(data: Dataset, places: np.ndarray, hardware: Hardware) -> tuple[Tensor, Tensor]:

@@ -174,34 +174,20 @@ def _stride(count: int, images: Tensor) -> int:
 
 
 def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow: bool) -> None:
-    """Refuse to resume a run with other images, and warn if there are more or fewer.
+    """Raise ConfigError if a run would be resumed with other images than it began with.
 
-    ``before`` and ``now`` are descriptions of the model. With ``may_grow`` only other classes and shapes are
-    refused, and other images to judge rounds on cause a warning. Older checkpoints lack some or all digests.
+    ``before`` and ``now`` are descriptions of the model. ``may_grow``: images may have been added on the server or the
+    devices, so only other classes, shapes and normalisations are errors; other images to judge rounds on are a warning.
     """
-    if tuple(before["classes"]) != now["classes"]:
-        raise ConfigError(
-            f"the run began with the classes {', '.join(before['classes'])}, and the images now "
-            f"have {', '.join(now['classes'])}; continue it with the images it had"
-        )
-    then, today = (" x ".join(map(str, about["shape"])) for about in (before, now))
-    if then != today:
-        raise ConfigError(
-            f"the run began with images of {then} (channels, height, width), and they are {today} now: "
-            "continue it with the images it had, or bring most of them to that size"
-        )
-    then, today = (
-        " and ".join(f"{key} {tuple(about.get(key, now[key]))}" for key in ("mean", "std"))
-        for about in (before, now)
-    )
-    if then != today:
-        raise ConfigError(
-            f"the run began with images normalised by {then}, and now it would go on with {today}; use the former ones"
-        )
-    digests = before.get("digests", {})
+    for key in ("classes", "shape", "mean", "std"):
+        if tuple(before[key]) != tuple(now[key]):
+            raise ConfigError(
+                f"the run began with images whose {key} is {tuple(before[key])}, and now it is {tuple(now[key])}; "
+                "continue it with the images it had"
+            )
     for key, kind in DIGESTS.items():
         digest = now["digests"].get(key)
-        if digests.get(key, digest) == digest:
+        if before["digests"].get(key, digest) == digest:
             continue
         if not may_grow:
             raise ConfigError(
@@ -209,18 +195,9 @@ def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow:
                 "start a new run"
             )
         if key == "judged":
-            trained = (
-                "; earlier rounds may have trained on some of them, so that accuracy looks too high"
-            )
             log.warning(
-                "the %s are not those that the run began with: accuracies before and after do not compare%s",
+                "the %s are not those that the run began with: accuracies before and after do not compare",
                 kind,
-                trained if now["judged_on"] == "validation" else "",
-            )
-    for key, kind in (("labeled", "labelled"), ("tested_on", "test")):
-        if before[key] != now[key]:
-            log.warning(
-                "the run began with %d %s images and goes on with %d", before[key], kind, now[key]
             )
 
 

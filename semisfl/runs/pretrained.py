@@ -4,7 +4,6 @@ Nothing in a file is executed: ``.safetensors`` holds tensors only, and ``.pth``
 """
 
 import logging
-import os
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, SplitModel
+from semisfl.models.split import SplitModel
 from semisfl.runs import checkpoint
 from semisfl.settings.config import ConfigError
 
@@ -49,62 +48,36 @@ def _block(match: re.Match[str]) -> str:
 def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] = ()) -> None:
     """Copy the weights in ``file`` into ``model``, which is called ``name``; log what stays new.
 
-    The head stays new where its size differs, or where a run's own file names other ``classes``. Raise
+    The head stays new where its size differs, or where a run's own file names other ``classes``. Raises
     ConfigError if no layer fits, or the file cannot be read.
     """
     where = f"model.weights = {file!r}"
-    stored, theirs = _read(Path(os.path.expanduser(file)), where, NAMES.get(name, ()))
+    stored, theirs = _read(Path(file).expanduser(), where, NAMES.get(name, ()))
     own = _by_layer(model.whole().state_dict())
     head = next(reversed(_layers(key for key in own if own[key].dim() == 2)), "")
-    others = bool(classes and theirs) and tuple(theirs) != tuple(classes)
-    if others:
+    if classes and theirs and tuple(theirs) != tuple(classes):
+        log.warning("%s: the head %s is new, as the file has other classes", where, head)
         stored = {key: one for key, one in stored.items() if key.rpartition(".")[0] != head}
     fits = [key for key in own if key in stored and stored[key].shape == own[key].shape]
     if not any(own[key].is_floating_point() for key in fits):
-        some = ", ".join(list(stored)[:3])
         raise ConfigError(
-            f"{where}: no layer fits model.name = {name!r}; the file has {some}, the model "
+            f"{where}: no layer fits model.name = {name!r}; the file has {', '.join(list(stored)[:3])}, the model "
             f"{', '.join(list(own)[:3])}"
         )
-    for key in fits:
-        whole = own[key].is_floating_point() and not stored[key].is_floating_point()
-        if whole or stored[key].layout != torch.strided:
-            raise ConfigError(
-                f"{where}: {key} holds {stored[key].dtype} in the layout {stored[key].layout}; use a file of dense "
-                "floating-point weights, not quantised"
-            )
-    if bad := [key for key in fits if not torch.isfinite(stored[key]).all()]:
-        raise ConfigError(f"{where}: {bad[0]} holds NaN or infinity; use another file")
     with torch.no_grad():
         for key in fits:
+            if not torch.isfinite(stored[key]).all():
+                raise ConfigError(f"{where}: {key} holds NaN or infinity; use another file")
             own[key].copy_(stored[key])
     new = _layers(key for key in own if key not in fits and not key.endswith("num_batches_tracked"))
-    if head in new:
-        new.remove(head)
-        why = f"{head} (other classes in the file)" if others else _sizes(head, stored, own)
-        log.warning("%s: the head %s is new", where, why)
     if new:
-        reasons = "; ".join(_sizes(layer, stored, own) for layer in new)
-        log.warning("%s: these layers do not fit and are new: %s", where, reasons)
+        sizes = "; ".join(_sizes(layer, stored, own) for layer in new)
+        log.warning("%s: these layers do not fit and are new: %s", where, sizes)
     log.info("%s: %d of %d tensors were taken from it", where, len(fits), len(own))
-
-
-def widest_head_in(state: Mapping[str, Any]) -> int | None:
-    """Return the paper's limit for the head's width if a checkpoint has a wider head than today's; else None."""
-    for key, value in state.items():
-        if key == "projector.0.weight" and len(value) > NARROW_HEAD:
-            return WIDEST_HEAD
-        if isinstance(value, Mapping) and (widest := widest_head_in(value)):
-            return widest
-    return None
 
 
 def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequence[str]]:
     """Return the tensors in a file by the names they have here, and its classes if it names them."""
-    if file.is_dir():
-        written = (file / f"{name}.safetensors" for name in ("best", "latest"))
-        wanted = next(filter(Path.is_file, written), "a .safetensors or .pth file")
-        raise ConfigError(f"{where} is a folder; give {wanted}")
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
@@ -114,23 +87,20 @@ def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequ
                 return _by_layer(stored["weights"]), stored["description"]["classes"]
             return _renamed(load_file(file), rules), ()
         values = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{where} does not exist; give a .safetensors or .pth file") from error
     except pickle.UnpicklingError as error:
         raise ConfigError(
             f"{where} is no file of weights, or holds more than tensors, and reading it would execute code "
             "from it; save its state_dict() alone"
         ) from error
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        reason = " ".join(str(error).split())[:200] if not isinstance(error, KeyError) else ""
         raise ConfigError(
-            f"{where} cannot be read as weights{f' ({reason})' if reason else ''}; give a .safetensors or .pth "
+            f"{where} cannot be read as weights ({' '.join(str(error).split())[:200]}); give a .safetensors or .pth "
             "file of a state_dict()"
         ) from error
     for key in WRAPPERS:
         if isinstance(values, Mapping) and isinstance(values.get(key), Mapping):
             values = values[key]
-    if not isinstance(values, Mapping) or not any(isinstance(v, Tensor) for v in values.values()):
+    if not isinstance(values, Mapping):
         raise ConfigError(f"{where} holds no tensors by name; save a model's state_dict()")
     tensors = {str(key): value for key, value in values.items() if isinstance(value, Tensor)}
     return _renamed(tensors, rules), ()

@@ -4,22 +4,15 @@ import logging
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from semisfl.data import npz, sources
 from semisfl.data import partition as partitions
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
-
-LARGE_SET = 2**30
-"""Bytes of images from which on they are not compared with the test images, which would take long."""
-FAINT = 60
-"""Images whose darkest and brightest pixels are closer than this, of 255, have few grey levels to learn from."""
 
 
 def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset, Partition]:
@@ -27,26 +20,11 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
     data = load_images(config.data.name, config)
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
-        data, known = sources.join(data, others), others.classes == data.classes
-        dealt = passed is None and data.clients is None
-        if config.data.partition.kind == "dirichlet" and not known and dealt:
-            log.warning(
-                "%s has other classes than %s: its images are dealt evenly, data.partition.alpha is "
-                "not used",
-                others.name,
-                data.name,
-            )
+        data = sources.join(data, others)
     if passed is not None:
         return data, passed
     partition = divide(config, data)
     check_clients(config, partition)
-    folders = data.clients is not None and config.fleet.kind != "network"
-    if folders and (unused := partition.unused(len(data.labels))):
-        log.warning(
-            "%d training images are not used: data.labeled = %d, and folders say what clients hold",
-            unused,
-            len(partition.labeled),
-        )
     return data, partition
 
 
@@ -95,33 +73,19 @@ def check_clients(config: Config, partition: Partition) -> None:
 
 
 def check_partition(partition: Partition, data: Dataset) -> None:
-    """Refuse images that are not there or have two places, labels that are unknown or all the same, and missing names."""
+    """Refuse images that are not there or have two places, and labels that are unknown or all the same."""
     for indices in (partition.labeled, partition.validation, *partition.clients):
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
             raise ValueError(
                 f"the partition names images {indices.min()} to {indices.max()}; "
                 f"there are 0 to {len(data.images) - 1}"
             )
-    for kind, own in (("labelled", partition.labeled), ("validation", partition.validation)):
-        for client, images in enumerate(partition.clients):
-            if len(both := np.intersect1d(own, images)):
-                raise ValueError(
-                    f"the partition gives client {client} {len(both)} of the {kind} images, the first is "
-                    f"{both[0]}; leave them out, clients hold unlabelled images only"
-                )
-    rows, counts = np.unique(
-        np.concatenate([partition.labeled, partition.validation, *partition.clients]),
-        return_counts=True,
-    )
-    if len(twice := rows[counts > 1]):
+    held = [partition.labeled, partition.validation, *partition.clients]
+    images, counts = np.unique(np.concatenate(held), return_counts=True)
+    if len(twice := images[counts > 1]):
         raise ValueError(
             f"the partition names image {twice[0]} twice; name each image once: labelled, for validation, or "
             "of one client"
-        )
-    if len(partition.names) not in (0, len(partition.clients)):
-        raise ValueError(
-            f"the partition has {counted(len(partition.names), 'name')} for {counted(len(partition.clients), 'client')}; "
-            "name every client, or none"
         )
     if not len(partition.labeled):
         raise ValueError("the partition has no labelled image; give the server one per class")
@@ -131,9 +95,9 @@ def check_partition(partition: Partition, data: Dataset) -> None:
             f"the partition has image {unknown[0]} as labelled or for validation, but its label is unknown (-1); "
             "leave it out"
         )
-    held = set(data.labels.numpy()[partition.labeled].tolist())
-    missing = [name for number, name in enumerate(data.classes) if number not in held]
-    if missing and len(held) == 1:
+    there = set(data.labels.numpy()[partition.labeled].tolist())
+    missing = [name for number, name in enumerate(data.classes) if number not in there]
+    if missing and len(there) == 1:
         raise ValueError(
             f"the partition's labelled images are all of one class; give the server one of {missing[0]!r} too"
         )
@@ -146,50 +110,16 @@ def load_images(name: str, config: Config, like: Dataset | None = None) -> Datas
     data = sources.load(name, size=config.data.size, like=like, tested=like is None)
     for note in data.notes:
         log.warning("%s", note)
-    _warn_of_faint(data)
-    _warn_of_copies(data, (like or data).test_images)
     return data
-
-
-def _warn_of_copies(data: Dataset, tests: Tensor) -> None:
-    """Count training images that are test images too. Published sets and those on disk are taken as they are."""
-    if lookup.DATA.find(data.name) or data.images.nbytes >= LARGE_SET:
-        return
-    tested = {hash(image.tobytes()) for image in tests.numpy()}
-    if copies := sum(hash(image.tobytes()) in tested for image in data.images.numpy()):
-        log.warning(
-            "%d of %d training images of %s equal test images, so test accuracy may be too high; remove them "
-            "from either side",
-            copies,
-            len(data.images),
-            data.name,
-        )
-
-
-def _warn_of_faint(data: Dataset) -> None:
-    some = data.images[:: max(1, len(data.images) // 1000)]  # a large set is on disk
-    low, high = int(some.min()), int(some.max())
-    if high - low < FAINT:
-        log.warning(
-            "the pixels of %s are between %d and %d of 0 to 255, which leaves few grey levels; use the "
-            "whole range, here and on the devices: multiply 12-bit values in 16-bit files by 16",
-            data.name,
-            low,
-            high,
-        )
 
 
 def check_classes(data: Dataset) -> None:
     """Refuse images without any class: their folder has another layout than `serve` and `run` need."""
     if not data.classes:
-        raise _unlabeled(data)
-
-
-def _unlabeled(data: Dataset) -> ConfigError:
-    return ConfigError(
-        f"{data.name} holds no labelled images; a folder needs train/<class>/* and test/<class>/*, "
-        "a CSV file a label in some lines"
-    )
+        raise ConfigError(
+            f"{data.name} holds no labelled images; a folder needs train/<class>/* and test/<class>/*, "
+            "a CSV file a label in some lines"
+        )
 
 
 def divide(config: Config, data: Dataset) -> Partition:
@@ -206,8 +136,6 @@ def divide(config: Config, data: Dataset) -> Partition:
             )
         # The clients have images of their own: all that is here is the server's.
         known = np.setdiff1d(np.flatnonzero(data.labels.numpy() >= 0), validation)
-        if not known.size:
-            raise _unlabeled(data)
         return Partition(known, (), validation)
     kind = config.data.partition.kind
     if kind == "own":

@@ -14,62 +14,48 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MOST = 1000
-"""Most lines that are kept, because strangers can make a server log while it starts."""
+"""Most lines that are kept until there is a file."""
 
 _LOGGER = logging.getLogger("semisfl")
-_of_thread: dict[int, "_OfOneRun"] = {}
+_logs: dict[int, "_RunLog"] = {}
 """The log of each thread that is busy with a run."""
-_levels: list[int] = []
-"""The logger's level before the first of the logs that are being written; one entry per log."""
+_level = logging.NOTSET
+"""The logger's level before the first of these runs."""
 _lock = threading.Lock()
 
 
-class _OfOneRun(logging.Handler):
-    """Handle the records of the thread that it is `attached` in, and of threads that have no run."""
+class _RunLog(logging.Handler):
+    """Handle the records of one run's thread, and of threads that have no run."""
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        thread = threading.get_ident()
-        before = _of_thread.get(thread)
-        _of_thread[thread] = self
-        _LOGGER.addHandler(self)
-        try:
-            yield
-        finally:
-            _LOGGER.removeHandler(self)
-            del _of_thread[thread]
-            if before is not None:
-                _of_thread[thread] = before
+    def __init__(self) -> None:
+        super().__init__()
+        self.early: deque[logging.LogRecord] = deque(maxlen=MOST)
+        self.file: _LogFile | None = None
+        """None: lines are kept in ``early``."""
 
-    def handle(self, record: logging.LogRecord) -> bool:
-        if _of_thread.get(record.thread or 0, self) is not self:
-            return False
-        self._show(record)
-        return bool(super().handle(record))
-
-    def _show(self, record: logging.LogRecord) -> None:
-        """Show the record on stderr if the program has configured no log, as Python does without our handlers."""
-        handlers = [*_LOGGER.handlers, *logging.getLogger().handlers]
-        shown = logging.lastResort
-        if shown is None or record.levelno < shown.level:
+    def emit(self, record: logging.LogRecord) -> None:
+        if _logs.get(record.thread or 0, self) is not self:
             return
-        if handlers[0] is not self and record.thread not in _of_thread:
-            return  # the first one shows it
-        if all(isinstance(one, _OfOneRun) for one in handlers):
+        if self.file is not None:
+            self.file.emit(record)
+        else:
+            self.early.append(record)
+        # Python shows warnings of a program without a log on stderr, but not if there is a handler such as this.
+        others = [*_LOGGER.handlers, *logging.getLogger().handlers]
+        first = others[0] is self or record.thread in _logs
+        shown, alone = logging.lastResort, all(isinstance(one, _RunLog) for one in others)
+        if first and alone and shown is not None and record.levelno >= shown.level:
             shown.handle(record)
 
 
-class _Early(_OfOneRun):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: deque[logging.LogRecord] = deque(maxlen=MOST)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-class _LogFile(_OfOneRun, logging.FileHandler):
+class _LogFile(logging.FileHandler):
     """A log file that drops the lines a full disk refuses; they were shown on the console too."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+        form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+        form.converter = time.gmtime
+        self.setFormatter(form)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
@@ -81,38 +67,39 @@ class _LogFile(_OfOneRun, logging.FileHandler):
 
 
 @contextmanager
-def collected() -> Iterator[None]:
-    """Collect what is logged, until a run that starts inside the block takes it."""
-    if isinstance(_of_thread.get(threading.get_ident()), _Early):
-        yield
+def collected() -> Iterator[_RunLog]:
+    """Collect what is logged in this thread, until a run that starts inside the block takes it."""
+    global _level
+    thread = threading.get_ident()
+    if thread in _logs:
+        yield _logs[thread]
         return
-    with _Early().attached():
-        yield
+    with _lock:
+        if not _logs:
+            _level = _LOGGER.level
+            if not _LOGGER.isEnabledFor(logging.INFO):
+                _LOGGER.setLevel(logging.INFO)
+        _logs[thread] = _RunLog()
+    _LOGGER.addHandler(_logs[thread])
+    try:
+        yield _logs[thread]
+    finally:
+        with _lock:
+            _LOGGER.removeHandler(_logs.pop(thread))
+            if not _logs:
+                _LOGGER.setLevel(_level)
 
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
     """Write what was collected to a file, and what is logged inside the block."""
-    file = _LogFile(path, encoding="utf-8")
-    formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    formatter.converter = time.gmtime
-    file.setFormatter(formatter)
-    early = _of_thread.get(threading.get_ident())
-    if isinstance(early, _Early):
-        _LOGGER.removeHandler(early)
-        for record in early.records:
-            file.emit(record)
-        early.records.clear()
-    with _lock:
-        _levels.append(_levels[0] if _levels else _LOGGER.level)
-        if not _LOGGER.isEnabledFor(logging.INFO):
-            _LOGGER.setLevel(logging.INFO)
-    try:
-        with file.attached():
+    with collected() as log:
+        before, log.file = log.file, _LogFile(path)
+        if before is None:  # else a callback of one run trains another
+            while log.early:
+                log.file.emit(log.early.popleft())
+        try:
             yield
-    finally:
-        file.close()
-        with _lock:
-            level = _levels.pop()
-            if not _levels:
-                _LOGGER.setLevel(level)
+        finally:
+            log.file.close()
+            log.file = before

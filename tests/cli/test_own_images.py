@@ -1,14 +1,11 @@
 """Commands with one's own images: which preset they take, what it chooses, and how mistakes read."""
 
 import json
-import re
-import shutil
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.settings import catalog, presets
@@ -83,44 +80,6 @@ def test_a_class_called_unknown_is_not_counted_with_images_without_a_label(
     (client,) = held["clients"]
     assert client["classes"] == {"cat": 16, "unknown": 16, "unknown label": 5}
     assert client["images"] == 37
-
-
-@pytest.mark.parametrize(("highest", "warned"), [(4095, True), (16383, False)])
-def test_images_that_use_little_of_the_range_are_named(
-    highest: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Scanners store 12 bits in 16-bit files: 16 of the 256 grey levels would be left."""
-    rng = np.random.default_rng(0)
-    for place in ("train/cat", "train/dog", "test/cat", "test/dog"):
-        (tmp_path / place).mkdir(parents=True)
-        for number in range(4):
-            pixels = rng.integers(0, highest, (16, 16), endpoint=True).astype(np.uint16)
-            pixels[0, :2] = 0, highest
-            Image.fromarray(pixels).save(tmp_path / place / f"{number}.png")
-    words = ["data.labeled=4", "clients.total=1", "clients.active=1", "data.validation=none"]
-    assert (
-        main(["show", "--partition", "who.png", "--json", "--set", f"data.name={tmp_path}", *words])
-        == 0
-    )
-    line = f"warning: the pixels of {tmp_path.name} are between 0 and 15 of 0 to 255"
-    assert (line in capsys.readouterr().err) is warned
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_training_images_that_are_test_images_too_are_counted(
-    images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["show", "--partition", "who.png", *TINY, f"data.name={images}"]
-    assert main(words) == 0
-    assert "equal test images" not in capsys.readouterr().err
-    (images / "unlabeled").mkdir()
-    for number, file in enumerate(sorted((images / "test").rglob("*.png"))[:3]):
-        shutil.copy(file, images / "unlabeled" / f"{number}.png")
-    assert main(words) == 0
-    line = (
-        rf"warning: 3 of \d+ training images of {images.name} equal test images, so test accuracy"
-    )
-    assert re.search(line, capsys.readouterr().err)
 
 
 def test_limits_on_a_clients_influence_need_a_majority(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,11 +92,6 @@ def test_a_plan_counts_the_other_places_images(place: Path) -> None:
     assert about_images.planned(config_of(place, "packed.npz")).mean == pytest.approx(7 / 3)
 
 
-def test_an_unreachable_skew_is_reported(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_data(config_of(place, "loose", "data.partition.kind=dirichlet"))
-    assert "loose has other classes than labeled: its images are dealt evenly" in caplog.text
-
-
 def test_labels_of_the_same_classes_are_kept_for_the_partition() -> None:
     data = sources.join(toy.dataset(40, seed=1), toy.dataset(200, seed=2))
     assert data.served == 40 and torch.equal(data.labels[40:], toy.dataset(200, seed=2).labels)

@@ -475,15 +475,13 @@ def test_metrics_cut_off_by_a_crash_are_repaired(
 def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
     other = replace(DATA, classes=("x", *DATA.classes[1:]))
-    with pytest.raises(
-        ValueError, match=r"the run began with the classes .*, and the images now have"
-    ):
+    with pytest.raises(ValueError, match="the run began with images whose classes is"):
         resume(tmp_path / "run", data=other, device="cpu")
     fewer = replace(DATA, test_images=DATA.test_images[:-1], test_labels=DATA.test_labels[:-1])
     with pytest.raises(ConfigError, match="images that rounds are judged on are not those"):
         resume(tmp_path / "run", data=fewer, device="cpu")
     for other in (replace(DATA, mean=(0.1,)), replace(DATA, std=(0.9,))):
-        with pytest.raises(ConfigError, match="the run began with images normalised by mean"):
+        with pytest.raises(ConfigError, match="the run began with images whose (mean|std) is"):
             resume(tmp_path / "run", data=other, device="cpu")
     inverted = replace(DATA, images=255 - DATA.images)
     with pytest.raises(
@@ -505,10 +503,7 @@ def test_a_server_goes_on_with_more_labels_and_a_warning(
     fewer = replace(DATA, test_images=DATA.test_images[:-1], test_labels=DATA.test_labels[:-1])
     before, now = state["model"]["description"], assemble(small("rounds=1"), fewer, device="cpu")
     check_images(before, now.description.as_dict(), may_grow=True)
-    count = len(DATA.test_images)
-    assert f"began with {count} test images and goes on with {count - 1}" in caplog.text
     assert "images that rounds are judged on are not those that the run began with" in caplog.text
-    assert "may have trained" not in caplog.text, "nobody trains on test images"
 
 
 def test_a_server_does_not_go_on_with_images_of_another_size() -> None:
@@ -522,29 +517,8 @@ def test_a_server_does_not_go_on_with_images_of_another_size() -> None:
         assemble(small("rounds=1"), data, device="cpu").description.as_dict()
         for data in (DATA, larger)
     )
-    with pytest.raises(
-        ConfigError, match=r"images of \d x 16 x 16 .*, and they are \d x 32 x 32 now"
-    ):
+    with pytest.raises(ConfigError, match="the run began with images whose shape is"):
         check_images(before, now, may_grow=True)
-
-
-def test_a_server_says_that_other_labels_change_the_validation_images(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Validation images are chosen again, and one of them may have been trained on."""
-    config = small("rounds=1", "data.validation=0.1")
-    more = replace(
-        DATA,
-        images=torch.cat([DATA.images, DATA.images[:9]]),
-        labels=torch.cat([DATA.labels, DATA.labels[:9]]),
-    )
-    before, now = (
-        assemble(config, data, device="cpu").description.as_dict() for data in (DATA, more)
-    )
-    check_images(before, before, may_grow=True)
-    assert "may have trained" not in caplog.text
-    check_images(before, now, may_grow=True)
-    assert "earlier rounds may have trained on some of them" in caplog.text
 
 
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:

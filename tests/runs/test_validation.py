@@ -127,7 +127,7 @@ def test_validation_that_leaves_no_training_images_is_refused() -> None:
     one_each = replace(data, labels=torch.where(torch.arange(200) < 4, data.labels, -1))
     with pytest.raises(ValueError, match=r"0.2 needs a class with two labelled images; .* none"):
         set_aside(one_each, 0.2, 0)
-    with pytest.raises(ConfigError, match="the partition sets no image aside"):
+    with pytest.raises(ConfigError, match="the partition sets 0 images aside"):
         train(config(), data=data, partition=toy.partition(data), model=toy.network(), device="cpu")
 
 
