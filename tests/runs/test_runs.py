@@ -481,7 +481,7 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="images that rounds are judged on are not those"):
         resume(tmp_path / "run", data=fewer, device="cpu")
     for other in (replace(DATA, mean=(0.1,)), replace(DATA, std=(0.9,))):
-        with pytest.raises(ConfigError, match="the run began with images whose (mean|std) is"):
+        with pytest.raises(ConfigError, match=r"the run began with images whose (mean|std) is"):
             resume(tmp_path / "run", data=other, device="cpu")
     inverted = replace(DATA, images=255 - DATA.images)
     with pytest.raises(
