@@ -16,7 +16,7 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 BUDGETS = {
     "algorithm": 302,
     "attacks": 881,
-    "cli": 1460,
+    "cli": 1391,
     "costs": 758,
     "data": 1403,
     "engine": 634,

@@ -24,7 +24,6 @@ from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.plain_values import words_of
 from semisfl.settings.policy import Policy
-from semisfl.stopping import StopFlag
 
 
 def of_run(path: Path, device: str, public: str | None) -> Scene:
@@ -51,10 +50,10 @@ def of_run(path: Path, device: str, public: str | None) -> Scene:
     return _scene(experiment, data, partition.clients, public)
 
 
-def of_preset(config: Config, device: str, public: str | None, cuts: str, stop: StopFlag) -> Scene:
+def of_preset(config: Config, device: str, public: str | None, cuts: str) -> Scene:
     """Train ``config.rounds`` rounds, and return the scene. ``cuts`` are checked before the training."""
     data, partition = load_data(config)
-    experiment = assemble(config, data, partition, device=device, stop=stop)
+    experiment = assemble(config, data, partition, device=device)
     cuts_of(_network(experiment), cuts)
     run_rounds(experiment)
     return _scene(experiment, data, partition.clients, public)

@@ -1,11 +1,9 @@
 """``semisfl leakage``: what a server could rebuild."""
 
-import contextlib
 import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,14 +20,12 @@ from semisfl.cli.options import (
 )
 from semisfl.settings.counts import amount
 from semisfl.settings.plain_values import words_of
-from semisfl.stopping import Stopped
 
 if TYPE_CHECKING:
     from semisfl.settings.policy import Policy
 
 
 def leakage(
-    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(metavar="[RUN|PRESET|FILE.toml]", help="A run's directory, or a preset."),
@@ -76,31 +72,25 @@ def leakage(
     there = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"{there} is no folder that can be written to; choose another --out")
-    with _unfinished(out):
-        if (Path(target) / "config.toml").exists():
-            if settings:
-                raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
-            scene = exposure.of_run(Path(target), device, public)
-        else:
-            assignments = [
-                *(settings or []),
-                f"rounds={rounds}",
-                f"runtime.evaluate_every={rounds}",
-            ]
-            config = configs.parse(values_of(target, assignments))
-            # Here, and not only below: a mistake is reported before the training.
-            _defences(defence, config.policy)
-            scene = exposure.of_preset(config, device, public, cuts, context.obj.flag)
-        defences = _defences(defence, scene.config.policy)
-        result, measured = exposure.measure_all(
-            scene,
-            exposure.cuts_of(scene.model, cuts),
-            defences,
-            quick=quick,
-            updates=updates,
-            progress=(lambda line: None) if quiet else console.say,
-            uses=uses,
-        )
+    run = Path(target)
+    if (run / "config.toml").exists():
+        if settings:
+            raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
+        scene = exposure.of_run(run, device, public)
+    else:
+        trained = [f"rounds={rounds}", f"runtime.evaluate_every={rounds}"]
+        config = configs.parse(values_of(target, [*(settings or []), *trained]))
+        _defences(defence, config.policy)  # a mistake is reported before the training
+        scene = exposure.of_preset(config, device, public, cuts)
+    result, measured = exposure.measure_all(
+        scene,
+        exposure.cuts_of(scene.model, cuts),
+        _defences(defence, scene.config.policy),
+        quick=quick,
+        updates=updates,
+        progress=(lambda line: None) if quiet else console.say,
+        uses=uses,
+    )
     exposure.save(result, shlex.join(["semisfl", *sys.argv[1:]]), out)
     picture.draw(measured, out / "leakage.png")
     if json_:
@@ -110,16 +100,6 @@ def leakage(
     print(
         f"saved in {out}: leakage.json, and leakage.png with each original above its rebuilt image"
     )
-
-
-@contextlib.contextmanager
-def _unfinished(out: Path) -> Iterator[None]:
-    """Say what a signal left undone, and exit like an interrupted command."""
-    try:
-        yield
-    except Stopped:
-        console.say(f"leakage was stopped before it had measured everything; {out} is unchanged")
-        raise KeyboardInterrupt from None
 
 
 def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | str"]:
@@ -133,24 +113,13 @@ def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | s
         return usual if own == Policy() else {**usual, own.summary(): own}
     chosen: dict[str, Policy | str] = {}
     for text in options:
-        if text == RANDOM:
-            chosen[text] = RANDOM
-        elif text == "none":
-            chosen[text] = Policy()
-        elif "=" not in text:
-            name = Path(text).stem
-            if name in chosen:
-                raise ValueError(
-                    f"--defence {text}: there is one named {name} already; rename a file"
-                )
-            if not Path(text).is_file():
-                raise ValueError(
-                    f"--defence {text!r:.80} is no policy's file; give one, KEY=VALUE,..., none or {RANDOM}"
-                )
-            chosen[name] = read_policy(Path(text))
-        else:
+        if text in ("none", RANDOM):
+            chosen[text] = Policy() if text == "none" else RANDOM
+        elif "=" in text:
             values: dict[str, Any] = override({}, words_of(text), "--defence")
             chosen[text] = parse_policy(values, f"--defence {text}")
+        else:
+            chosen[text] = read_policy(Path(text))
     return chosen
 
 

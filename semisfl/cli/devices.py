@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,11 +103,8 @@ def serve(
         preset = chosen_preset(preset, settings, str(labeled), quiet=quiet)
         options = config.parse(presets.served(values_of(preset, settings)))
     warn_of_unread(options, settings)
-    with (
-        run_log.collected(),
-        watching.page_of_run(watch, token_file, identity) as show,
-        watching.exporter(metrics, token_file, identity) as export,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(run_log.collected())
         arguments: dict[str, Any] = {
             "data": load_images(str(labeled), options),
             "device": device,
@@ -118,27 +116,34 @@ def serve(
         else:
             place = out or runner.free_directory(f"{Path(preset).stem}-served")
             begun = start.begin(options, out=place, **arguments)
-        with begun as run:
-            fleet = run.experiment.fleet
-            assert isinstance(fleet, NetworkFleet) and run.directory is not None
-            place = run.directory.path
-            about = run.experiment.description
-            aside = about.tested_on if about.judged_on == "validation" else 0
-            log.info(
-                "all %d labelled images are used, %d of them for validation; data.labeled is for simulations",
-                about.labeled + aside,
-                aside,
+        run = stack.enter_context(begun)
+        fleet, about = run.experiment.fleet, run.experiment.description
+        assert isinstance(fleet, NetworkFleet) and run.directory is not None
+        place = run.directory.path
+        aside = about.tested_on if about.judged_on == "validation" else 0
+        log.info(
+            "all %d labelled images are used, %d of them for validation; data.labeled is for simulations",
+            about.labeled + aside,
+            aside,
+        )
+        console.say(f"devices accept this run with --accept {fleet.terms.digest}")
+        console.say(f"listening on port {fleet.port}; waiting for clients")
+        if watch is not None:
+            stack.enter_context(
+                watching.serve_page("--watch", watch, [place], token_file, identity)
             )
-            console.say(f"devices accept this run with --accept {fleet.terms.digest}")
-            console.say(f"listening on port {fleet.port}; waiting for clients")
-            show(place)
-            result = runner.finish(
-                run,
-                context.obj,
-                quiet=quiet,
-                sinks=export(fleet),
-                busy=lambda: fleet.waiting.state is None,
-            )
+        sinks = []
+        if metrics is not None:
+            sinks = [
+                stack.enter_context(watching.serve_metrics(fleet, metrics, token_file, identity))
+            ]
+        result = runner.finish(
+            run,
+            context.obj,
+            quiet=quiet,
+            sinks=sinks,
+            busy=lambda: fleet.waiting.state is None,
+        )
     again = (
         f"semisfl serve --resume {console.quoted(place)} --labeled {console.quoted(labeled)} ..."
     )

@@ -17,42 +17,50 @@ if TYPE_CHECKING:
     from semisfl.settings.config import Config
 
 
+SECTIONS = {
+    "presets": ("presets", ("name", "summary")),
+    "variants": ("variants: PRESET+VARIANT", ("name", "summary")),
+    "methods": ("methods: --set method=NAME", ("name", "title", "summary")),
+    "notes": ("notes on methods", ("name", "note")),
+    "models": (
+        "models and their parameters: --set model.name=NAME",
+        ("name", "input", "classes", "features", "bottom", "top"),
+    ),
+    "data": ("data: --set data.name=NAME, or a path to images", ("name", "summary")),
+    "codecs": ("codecs: --set wire.models=NAME", ("name", "summary")),
+    "aggregates": ("aggregates: --set robust.aggregate=NAME", ("name", "summary")),
+    "sinks": ("sinks: --set 'sinks=[\"NAME\"]'", ("name", "summary")),
+}
+"""The title and the columns of each table of `semisfl list`."""
+
+
 def list_(json_: Json = False) -> None:
     """List presets, methods, models, data sets, codecs, aggregates and sinks."""
     from semisfl.settings import lookup
     from semisfl.settings.presets import PRESETS, VARIANTS
 
-    methods = [_named(entry, "title", "summary", "note") for entry in lookup.METHODS.all().values()]
     known: dict[str, list[dict[str, Any]]] = {
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
-        "methods": methods,
+        "methods": _entries(lookup.METHODS, "title", "summary", "note"),
         "models": _models(),
-        "data": [_named(entry, "summary") for entry in lookup.DATA.all().values()],
-        "codecs": [_named(entry, "summary") for entry in lookup.CODECS.all().values()],
-        "aggregates": [_named(entry, "summary") for entry in lookup.AGGREGATES.all().values()],
-        "sinks": [_named(entry, "summary") for entry in lookup.SINKS.all().values()],
+        "data": _entries(lookup.DATA, "summary"),
+        "codecs": _entries(lookup.CODECS, "summary"),
+        "aggregates": _entries(lookup.AGGREGATES, "summary"),
+        "sinks": _entries(lookup.SINKS, "summary"),
     }
     if json_:
         print(json.dumps(known))
         return
-    _print("presets", ("name", "summary"), known["presets"])
-    _print("variants: PRESET+VARIANT", ("name", "summary"), known["variants"])
-    _print("methods: --set method=NAME", ("name", "title", "summary"), known["methods"])
-    noted = [method for method in known["methods"] if method["note"]]
-    _print("notes on methods", ("name", "note"), noted)
-    columns = ("name", "input", "classes", "features", "bottom", "top")
-    _print("models and their parameters: --set model.name=NAME", columns, known["models"])
-    _print("data: --set data.name=NAME, or a path to images", ("name", "summary"), known["data"])
-    _print("codecs: --set wire.models=NAME", ("name", "summary"), known["codecs"])
-    title = "aggregates: --set robust.aggregate=NAME"
-    _print(title, ("name", "summary"), known["aggregates"])
-    _print("sinks: --set 'sinks=[\"NAME\"]'", ("name", "summary"), known["sinks"])
+    known["notes"] = [method for method in known["methods"] if method["note"]]
+    for section, (title, columns) in SECTIONS.items():
+        _print(title, columns, known[section])
 
 
-def _named(entry: Any, *fields: str) -> dict[str, Any]:
-    """Return the name of a catalog entry and some of its fields."""
-    return {field: getattr(entry, field) for field in ("name", *fields)}
+def _entries(catalog: Any, *fields: str) -> list[dict[str, Any]]:
+    """Return the names of a catalog's entries and some of their fields."""
+    entries = catalog.all().values()
+    return [{field: getattr(entry, field) for field in ("name", *fields)} for entry in entries]
 
 
 def _first_line(name: str, function: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ for group, commands in COMMANDS.items():
     for name, function in commands.items():
         app.command(name, rich_help_panel=group)(function)
 app.add_typer(certificates.app, name="certs", rich_help_panel="Train with real devices")
-STOPPABLE = ("run", "compare", "serve", "join", "watch", "leakage")
+STOPPABLE = ("run", "compare", "serve", "join", "watch")
 """Commands that a signal stops cleanly; `StopSignals` is the ``obj`` of their context."""
 
 

@@ -88,8 +88,8 @@ def finish(
     directory = run.directory
     assert directory is not None
     with signals.running(busy):
-        bars = progress.progress(title or run.experiment.config.method, quiet)
-        result = run.go([*bars, *map(Guarded, sinks)])
+        shown = [] if quiet else [progress.RunProgress(title or run.experiment.config.method)]
+        result = run.go([*shown, *map(Guarded, sinks)])
     if directory.unsaved:
         raise OSError(
             f"the run's end could not be saved: {', '.join(directory.unsaved)} in "

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,8 +26,6 @@ Cut = Annotated[
     str | None,
     typer.Option(help="Cut the model after this layer instead of where it was cut in training."),
 ]
-FORMULA = re.compile(r"[=+\-@\t\r](?!$|[\d.]+$)")
-"""The start of a cell that a spreadsheet takes for a formula; a number or a single sign does no harm."""
 MOST_COLUMNS = 12
 """A confusion matrix with more classes does not fit a terminal."""
 
@@ -80,27 +77,19 @@ def print_predictions(predictions: "Predictions", top: int, *, as_json: bool, as
         skipped_too = [skipped._asdict() for skipped in predictions.skipped]
         print(json.dumps({"images": plain, "skipped": skipped_too}))
     elif as_csv:
-        _print_csv(best, min(top, len(predictions.classes)))
+        ranks = range(1, min(top, len(predictions.classes)) + 1)
+        titles = [f"{what}{rank}" for rank in ranks for what in ("class", "probability")]
+        rows = [
+            [name, *(cell for c, p in classes for cell in (c, f"{p:.6f}"))]
+            for name, classes in best
+        ]
+        csv.writer(sys.stdout, lineterminator="\n").writerows([["image", *titles], *rows])
     else:
         for name, classes in best:
             answers = ", ".join(f"{c} {100 * p:.1f} %" for c, p in classes)
             print(console.printable(f"{name}: {answers}"))
     if not best:
         raise ValueError(f"none of {counted(len(predictions.skipped), 'image')} could be read")
-
-
-def _print_csv(best: "list[tuple[str, list[tuple[str, float]]]]", count: int) -> None:
-    titles = [f"{what}{rank + 1}" for rank in range(count) for what in ("class", "probability")]
-    rows = [["image", *titles]]
-    for name, classes in best:
-        # Still the file's name to a program; a class has no second spelling.
-        image = f"./{name}" if FORMULA.match(name) else name
-        cells = ((f"'{c}" if FORMULA.match(c) else c, f"{p:.6f}") for c, p in classes)
-        rows.append([image, *(cell for pair in cells for cell in pair)])
-    # Python before 3.13 leaves a lone carriage return without quotes, and readers end the line there.
-    odd = any("\r" in cell for row in rows for cell in row)
-    quoting: Literal[0, 1] = csv.QUOTE_ALL if odd else csv.QUOTE_MINIMAL
-    csv.writer(sys.stdout, lineterminator="\n", quoting=quoting).writerows(rows)
 
 
 def evaluate(

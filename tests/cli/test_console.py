@@ -76,7 +76,7 @@ def test_a_path_in_a_suggested_command_can_be_pasted(tmp_path: Path) -> None:
 def speak() -> None:
     console.say("a line")
     console._Warnings().emit(logging.LogRecord("semisfl", 30, "", 0, "a warning", (), None))
-    lines = progress.ProgressLines("semisfl")
+    lines = progress.RunProgress("semisfl")
     lines.start(RunInfo(presets.preset("digits"), 0, None))
     lines.write(RoundMetrics(round=0, seconds=1.0))
 

@@ -46,7 +46,8 @@ def serve_words(labeled: Path, *more: str) -> list[str]:
 def refused(capsys: pytest.CaptureFixture[str], words: list[str], pattern: str) -> None:
     capsys.readouterr()
     assert main(words) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    *earlier, line = capsys.readouterr().err.strip().splitlines()
+    assert all(one.startswith(("info: ", "warning: ", "devices ", "listening ")) for one in earlier)
     assert re.match(rf"error: .*{pattern}", line), line
 
 

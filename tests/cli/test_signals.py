@@ -309,7 +309,7 @@ def test_a_signal_during_an_import_waits_for_its_end(
 def test_the_time_left_counts_from_the_first_round_after_resuming(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = progress.ProgressLines("semisfl")
+    lines = progress.RunProgress("semisfl")
     lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
     lines.write(RoundMetrics(round=90, seconds=2.0))
     assert "round 91/100" in (output := capsys.readouterr().err) and "left 0:18" in output

@@ -163,8 +163,7 @@ def test_a_checkpoint_comes_after_the_metrics_that_did_not_fit(
 
 
 def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str]) -> None:
-    (lines,) = progress.progress("toy", quiet=False)
-    assert isinstance(lines, progress.ProgressLines)
+    lines = progress.RunProgress("toy")
     lines.start(RunInfo(settings("rounds=6"), 2, None))
     lines.write(RoundMetrics(round=2, seconds=10.0, accuracy=61.25))
     lines.write(RoundMetrics(round=3, seconds=20.0))
@@ -173,14 +172,12 @@ def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str
         "toy: round 3/6  accuracy  61.2 %  10.0 s  left 0:30",
         "toy: round 4/6  accuracy  61.2 %  20.0 s  left 0:30",
     ]
-    assert progress.progress("toy", quiet=True) == []
 
 
 def test_the_bar_shows_rounds_and_the_last_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = console.Console(force_terminal=True, width=100, record=True, stderr=True)
     monkeypatch.setattr(console, "err", terminal)
-    (bar,) = progress.progress("toy", quiet=False)
-    assert isinstance(bar, progress.ProgressBar)
+    bar = progress.RunProgress("toy")
     bar.start(RunInfo(settings("rounds=6"), 2, None))
     bar.write(RoundMetrics(round=2, seconds=1.0, accuracy=61.25))
     bar.write(RoundMetrics(round=3, seconds=1.0))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from semisfl.cli.watching import exporter as exported
+from semisfl.cli.watching import serve_metrics
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.watch.address import Address, serving
@@ -78,9 +78,8 @@ FULL = RoundMetrics(
 
 
 def test_a_device_that_is_not_drawn_for_some_rounds_is_here() -> None:
-    with network(tiny(3)) as net, exported("127.0.0.1:0", None, None) as tell:
+    with network(tiny(3)) as net, serve_metrics(net.fleet, "127.0.0.1:0", None, None) as made:
         net.join_all()
-        (made,) = tell(net.fleet)
         assert isinstance(made, Exporter)
         net.fleet.waiting.pass_over([net.fleet.roster.name(1)])
         assert len(net.fleet.present()) == 2
