@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import typer
@@ -18,61 +19,39 @@ from semisfl.data import holdings
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.cluster.ranks import Launch, RankLost, Ranks
 from semisfl.runs import compare, grouping, pools
-from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken
 from semisfl.runs.pools import Pool
 from semisfl.runs.result import Result
 from semisfl.runs.sinks import Guarded, Sink
+from semisfl.runs.start import PreparedRun, serve_rank
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import Stopped
 
 
-def start(
-    config: Config,
-    out: Path,
+def train(
+    prepared: AbstractContextManager[PreparedRun],
     signals: StopSignals,
     *,
-    device: str,
     quiet: bool,
     title: str | None = None,
 ) -> Result:
-    """Train a new run in the directory ``out`` and return its result.
+    """Train a run that `begin`, `go_on` or `Job.prepare` prepares in a directory, and return its result.
 
-    ``title`` names the run in its progress; default: its method. If the run cannot start, ``out`` is not changed.
+    ``title`` names the run in its progress; default: its method.
     """
     signals.flag.check()
-    with runs.begin(config, out=out, device=device, stop=signals.flag) as run:
-        if importlib.util.find_spec("matplotlib") is not None:
-            held = run.experiment.holdings
-            output.draw(out / "partition.png", lambda file: holdings.draw(held, file))
-        return finish(run, signals, quiet=quiet, title=title)
-
-
-def resume(
-    path: Path,
-    signals: StopSignals,
-    *,
-    settings: Sequence[str],
-    cluster: bool = False,
-    device: str,
-    quiet: bool,
-    title: str | None = None,
-) -> Result:
-    """Continue the run in a directory from its latest checkpoint, or from the checkpoint named.
-
-    ``settings`` are the ``key=value`` that replace some of the run's own. ``cluster``: use all ranks of torchrun.
-    """
-    signals.flag.check()
-    with runs.go_on(
-        path, settings=settings, cluster=cluster, device=device, stop=signals.flag
-    ) as run:
+    with prepared as run:
+        assert run.directory is not None
+        picture, held = run.directory.path / "partition.png", run.experiment.holdings
+        if not picture.exists() and importlib.util.find_spec("matplotlib") is not None:
+            output.draw(picture, lambda file: holdings.draw(held, file))
         return finish(run, signals, quiet=quiet, title=title)
 
 
 def finish(
-    run: runs.PreparedRun,
+    run: PreparedRun,
     signals: StopSignals,
     *,
     quiet: bool = False,
@@ -174,35 +153,23 @@ def run_all(
         if not quiet:
             console.say(f"{path} is skipped: another process is training it")
 
-    def train(job: Job) -> bool:
-        """Train a run here; return whether it reached its end."""
+    def train_here(job: Job) -> bool:
+        """Train a run in this process; return whether it reached its end."""
         title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
+        prepared = job.prepare(device=device, stop=signals.flag)
         try:
-            if job.status == "unfinished":
-                result = resume(
-                    job.path,
-                    signals,
-                    settings=job.changed,
-                    device=device,
-                    quiet=quiet,
-                    title=title,
-                )
-            else:
-                result = start(
-                    job.config, job.path, signals, device=device, quiet=quiet, title=title
-                )
+            return not train(prepared, signals, quiet=quiet, title=title).stopped
         except Taken:
             if not share:
                 raise
             skip(job.path)
             return True
-        return not result.stopped
 
     if pool := pool_for(engine, at_once, device):
         with progress.many_runs(quiet) as tell, signals.running():
             return pools.run_in_pool(jobs, pool(), signals.flag, tell, skip if share else None)
     try:
-        return compare.run_in_turn(jobs, train)
+        return compare.run_in_turn(jobs, train_here)
     except Stopped:  # before the first round of one of them
         return False
 
@@ -244,7 +211,7 @@ def take_part(launch: Launch, device: str, signals: StopSignals) -> None:
         device = launch.device(device)
         ranks = Ranks.join(Hardware(device).device)
         with signals, signals.running():
-            runs.serve_rank(ranks, device, signals.flag)
+            serve_rank(ranks, device, signals.flag)
     except (Stopped, RankLost) as end:
         # The lost rank, or torchrun, prints the reason.
         raise typer.Exit(int(isinstance(end, RankLost))) from None

@@ -47,13 +47,14 @@ def run(
     """Train one run. Ctrl-C stops it cleanly, and --resume continues it exactly."""
     from semisfl.cli import runner
     from semisfl.fleet.cluster.ranks import launch
+    from semisfl.runs.start import begin, go_on
     from semisfl.settings import config as configs
 
     launched = launch()
     if launched is not None and launched.rank > 0:
         runner.take_part(launched, device, context.obj)
         return
-    means: dict[str, Any] = {"device": device, "quiet": quiet}
+    arguments: dict[str, Any] = {"device": device, "stop": context.obj.flag}
     limits = settings or ()
     if resume is not None:
         refuse_beside_resume(preset, out)
@@ -65,12 +66,11 @@ def run(
             config, resume = runner.lead(launched, config, out)
             limits = ()  # a resumed run keeps its own limits
     if resume is not None:
-        cluster = launched is not None
-        result = runner.resume(resume, context.obj, settings=limits, cluster=cluster, **means)
+        prepared = go_on(resume, settings=limits, cluster=launched is not None, **arguments)
     else:
         stem = f"{Path(preset).stem}-{config.method}-seed{config.seed}"
-        out = out or runner.free_directory(stem)
-        result = runner.start(config, out, context.obj, **means)
+        prepared = begin(config, out=out or runner.free_directory(stem), **arguments)
+    result = runner.train(prepared, context.obj, quiet=quiet)
     _print_run(result, json_)
     runner.leave_if_diverged([result.diverged])
 
