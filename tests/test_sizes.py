@@ -15,9 +15,9 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 # A ratchet: a commit may lower these numbers; only a new feature with a budget of its own may raise one.
 BUDGETS = {
     "algorithm": 302,
-    "attacks": 881,
+    "attacks": 546,
     "cli": 1391,
-    "costs": 758,
+    "costs": 722,
     "data": 1403,
     "engine": 634,
     "engine/kernels": 1094,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from semisfl.costs.rounds import round_operations
+from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.data.dataset import Dataset
 from semisfl.runs.experiment import assemble
 from semisfl.settings import config, presets
@@ -59,6 +59,19 @@ def settings(preset: str, *changes: str) -> Config:
     """Return a preset with changes, and with images dealt evenly to the clients."""
     return config.parse(
         config.override(presets.values_of(preset), ["data.partition.kind=iid", *changes])
+    )
+
+
+def round_operations(
+    options: Config, shape: tuple[int, int, int], classes: int, images: int
+) -> float:
+    """Return the floating-point operations of a usual round; ``images`` are those of all clients."""
+    facts = ImageFacts(shape, classes, images / options.clients.total)
+    work = RoundCosts.of(options, facts).usual_work(range(options.clients.active))
+    shares = [share for phase in work.phases for share in phase]
+    return work.server + sum(
+        share.before + share.steps * (share.forward + share.backward + share.server)
+        for share in shares
     )
 
 

@@ -72,8 +72,8 @@ def replayed(run: Run, world: "World | None" = None, codec: str | None = None) -
 
     Settings of a record that today's version does not have are left out.
     """
-    from semisfl.costs.about_images import of_run
     from semisfl.costs.replay import replay  # loads torch, which only this needs
+    from semisfl.costs.rounds import images_of_run
 
     if not records.exists(run.path.as_posix()):
         return replay(run, world or paper_world(), codec)
@@ -81,7 +81,7 @@ def replayed(run: Run, world: "World | None" = None, codec: str | None = None) -
     values = records.known_today(one["settings"])
     clients = one.get("holdings", {}).get("clients", [])
     each = {client: sum(counts) for client, counts in enumerate(clients)}
-    images = of_run(parse(values), one.get("images"), each)
+    images = images_of_run(parse(values), one.get("images"), each)
     return replay(replace(run, config=values), world or paper_world(), codec, images)
 
 

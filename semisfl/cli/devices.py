@@ -295,7 +295,7 @@ def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None)
 
     Without a folder, images have the shape and the classes of the preset's data set.
     """
-    from semisfl.costs.about_images import planned
+    from semisfl.costs.rounds import planned_images
     from semisfl.net.terms import Terms
     from semisfl.runs.run_data import check_classes, load_images
     from semisfl.settings import config
@@ -305,7 +305,7 @@ def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None)
         data = load_images(str(labeled), options)
         check_classes(data)
         return Terms(options, data.shape, len(data.classes), data.mean, data.std)
-    images = planned(options)
+    images = planned_images(options)
     halves = (0.5,) * images.shape[0]  # as images of a folder are normalised
     return Terms(options, images.shape, images.classes, halves, halves)
 

@@ -78,7 +78,7 @@ def plan(
 
     The default connection speeds are the paper's. The speed of its devices is assumed (docs/costs.md).
     """
-    from semisfl.costs import about_images, charts
+    from semisfl.costs import charts, rounds
     from semisfl.costs import plan as plans
     from semisfl.costs.clock import World
     from semisfl.runs.compare import choose_methods
@@ -88,7 +88,7 @@ def plan(
     values = values_of(chosen_preset(preset, settings), settings)
     config = configs.parse(values)
     chosen = choose_methods(methods) if methods is not None else []
-    held = about_images.planned(config)
+    held = rounds.planned_images(config)
     world = World.of(uplink, downlink, latency, profile, config.seed)
     proposed = plans.make(
         config, held, world, lambda name: configs.parse({**values, "method": name}), chosen

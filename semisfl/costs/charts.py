@@ -45,18 +45,6 @@ def plan_picture(plan: Plan) -> "Figure":
     )
     _levels(taken, plan, [line.seconds for line in plan.full])
     taken.set_ylabel("seconds per round")
-    best = plan.best
-    place = next(n for n, group in enumerate(groups) if best in group)
-    taken.annotate(
-        f"fastest: {best.rounds_per_day:,.0f} rounds a day",
-        (place, best.seconds),
-        xytext=(0, 22),
-        textcoords="offset points",
-        ha="center",
-        fontsize=9,
-        arrowprops={"arrowstyle": "->", "color": "black"},
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-    )
     taken.set_xticks(range(len(groups)), [_label(plan, group) for group in groups])
     taken.tick_params(axis="x", labelsize=8)
     if len(groups) > 6:
@@ -93,7 +81,8 @@ def costs_picture(groups: Sequence[tuple[Group, Sequence[Replay]]]) -> "Figure":
 
 
 def _label(plan: Plan, group: Sequence[Line]) -> str:
-    return group_name(group) + (" (configured)" if plan.chosen in group else "")
+    marks = {" (configured)": plan.chosen, " (fastest)": plan.best}
+    return group_name(group) + "".join(mark for mark, line in marks.items() if line in group)
 
 
 def _bars(axes: "Axes", total: Sequence[float], parts: dict[str, list[float]]) -> None:

@@ -8,29 +8,118 @@ A connection's speed is drawn uniformly between two limits for each round. A cli
 Every draw is a function of (seed, round, client, purpose).
 """
 
+import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from pydantic import Field, ValidationError
+
 from semisfl import seeds
-from semisfl.costs.profiles import Device, Profile, load
-from semisfl.settings.sections import ConfigError
+from semisfl.settings.mistakes import one_line
+from semisfl.settings.plain_values import read
+from semisfl.settings.sections import ConfigError, Section
+
+# --- devices ----------------------------------------------------------------------------------------
+
+
+GIGA = 1e9
+
+
+class DeviceKind(Section):
+    """A kind of device, and its share of the clients. The numbers that come with the package are assumed."""
+
+    name: str
+    share: float = Field(1.0, gt=0)
+    """Weight of this kind among all kinds of the profile."""
+    gflops: float = Field(math.inf, gt=0)
+    """Sustained speed in training, in 10^9 floating-point operations per second."""
+    memory_gb: float = Field(math.inf, gt=0)
+    """Memory in 10^9 bytes, which `plan` compares with what a cut needs."""
+
+    @property
+    def flops(self) -> float:
+        """Return the floating-point operations per second."""
+        return self.gflops * GIGA
+
+
+class Profile(Section):
+    """The server's speed and the kinds of devices."""
+
+    about: str = ""
+    server_gflops: float = Field(math.inf, gt=0)
+    devices: tuple[DeviceKind, ...] = Field(min_length=1)
+
+    @property
+    def server_flops(self) -> float:
+        """Return the server's floating-point operations per second."""
+        return self.server_gflops * GIGA
+
+    @property
+    def least_memory(self) -> float:
+        """Return the bytes of memory of the smallest device."""
+        return min(device.memory_gb for device in self.devices) * GIGA
+
+    def pick(self, draw: float) -> DeviceKind:
+        """Return the device at ``draw`` in [0, 1) of all shares."""
+        point = draw * sum(device.share for device in self.devices)
+        for device in self.devices:
+            point -= device.share
+            if point < 0:
+                return device
+        return self.devices[-1]
+
+
+def load_profile(name: str) -> Profile:
+    """Return a profile of the package by its name, or one from a file: FILE.toml, or FILE.toml:NAME.
+
+    A file with one profile needs no NAME. Raises ConfigError for an unknown name or a wrong value.
+    """
+    path, _, section = name.partition(".toml")
+    if path == name:
+        file = resources.files("semisfl.costs") / "profiles.toml"
+        return _profile(tomllib.loads(file.read_text(encoding="utf-8")), name, "")
+    place, section = Path(f"{path}.toml"), section.removeprefix(":")
+    profiles = {key: value for key, value in read(place).items() if isinstance(value, dict)}
+    if not section and len(profiles) == 1:
+        section = next(iter(profiles))
+    return _profile(profiles, section, f"{place}:")
+
+
+def _profile(profiles: dict[str, Any], name: str, where: str) -> Profile:
+    if name not in profiles:
+        known = ", ".join(f"{where}{one}" for one in profiles) or "none"
+        raise ConfigError(
+            f"profile {where}{name} is not known; known: {known}; or a file of your own, FILE.toml"
+        )
+    try:
+        return Profile.model_validate(profiles[name])
+    except ValidationError as error:
+        line = one_line(error, Profile, list(Profile.model_fields))
+        raise ConfigError(f"profile {where}{name}: {line}") from error
+
+
+# --- connections and the clock ------------------------------------------------------------------------
+
 
 MEGABIT = 1e6 / 8
 """Bytes per megabit."""
 
 
 @dataclass(frozen=True)
-class Range:
+class LinkSpeed:
     """Limits of a speed in Mbit/s."""
 
     low: float
     high: float
 
     @classmethod
-    def parse(cls, text: str, option: str) -> "Range":
-        """Return the limits in ``0.8-8``, or one number as both."""
+    def parse(cls, text: str, option: str) -> "LinkSpeed":
+        """Return the limits in ``0.8-8``, or one number as both; ConfigError names the ``option`` if there are none."""
         low, _, high = text.partition("-")
         try:
             limits = cls(float(low), float(high or low))
@@ -52,11 +141,11 @@ class Range:
 
 @dataclass(frozen=True)
 class World:
-    """Connections and devices."""
+    """The connections and devices of a virtual fleet. All draws follow from ``seed``."""
 
-    up: Range
+    up: LinkSpeed
     """Mbit/s from a client to the server."""
-    down: Range
+    down: LinkSpeed
     latency: float
     """Seconds that every message takes besides its bytes."""
     profile: Profile
@@ -65,8 +154,8 @@ class World:
     @classmethod
     def of(cls, uplink: str, downlink: str, latency: float, profile: str, seed: int = 0) -> "World":
         """Return the world of a command's options; ``latency`` is in milliseconds."""
-        up, down = Range.parse(uplink, "--uplink"), Range.parse(downlink, "--downlink")
-        return cls(up, down, latency / 1000, load(profile), seed)
+        up, down = LinkSpeed.parse(uplink, "--uplink"), LinkSpeed.parse(downlink, "--downlink")
+        return cls(up, down, latency / 1000, load_profile(profile), seed)
 
     def described(self, profile: str) -> str:
         """Return the connections and devices in two sentences; ``profile`` is the name given to them."""
@@ -88,7 +177,7 @@ class World:
         )
         return up, down
 
-    def device(self, client: int) -> Device:
+    def device(self, client: int) -> DeviceKind:
         """Return a client's device."""
         return self.profile.pick(_draw(self.seed, "device", 0, client))
 
@@ -128,15 +217,6 @@ class RoundWork:
     server: float
     phases: Sequence[Sequence[Share]] = ()
 
-    @property
-    def operations(self) -> float:
-        """Return the operations of the server and all clients."""
-        shares = [share for phase in self.phases for share in phase]
-        return self.server + sum(
-            share.before + share.steps * (share.forward + share.backward + share.server)
-            for share in shares
-        )
-
 
 @dataclass
 class ClientTime:
@@ -150,6 +230,8 @@ class ClientTime:
 
 @dataclass(frozen=True)
 class RoundTime:
+    """The virtual seconds of one round."""
+
     round: int
     seconds: float
     server: float
@@ -158,7 +240,10 @@ class RoundTime:
 
 
 def time_round(index: int, work: RoundWork, world: World) -> RoundTime:
-    """Return the virtual seconds of round ``index``."""
+    """Return the virtual seconds of a round, and how each client spends them.
+
+    ``index`` is the round's number, counted from 0: connection speeds are drawn for it.
+    """
     server = work.server / world.profile.server_flops
     seconds = server
     clients: dict[int, ClientTime] = {}
@@ -177,7 +262,7 @@ def time_round(index: int, work: RoundWork, world: World) -> RoundTime:
 
 
 class _Timed:
-    """The parts of a share in seconds."""
+    """A client's share of a phase in seconds, over the connection and on the device that it drew."""
 
     def __init__(self, share: Share, index: int, world: World) -> None:
         up, down = world.rates(index, share.client)
@@ -220,7 +305,11 @@ class _Timed:
 
 
 def _phase(timed: Sequence[_Timed], world: World) -> tuple[float, float]:
-    """Return the seconds of a phase, and those in which the server computes."""
+    """Return the seconds of a phase, and those of them in which the server computes.
+
+    Clients without steps only answer once. The others take steps together: the server computes for all that
+    are left, then waits for the slowest of them.
+    """
     there = [one for one in timed if one.share.steps]
     alone = max((one.alone for one in timed if not one.share.steps), default=0.0)
     if not there:

@@ -52,18 +52,22 @@ class Cut:
 
     @property
     def name(self) -> str:
+        """Return the name of the last layer on the clients."""
         return self.layers[self.index - 1].name
 
     @cached_property
     def features(self) -> int:
+        """Return the values that one image's features have."""
         return self.layers[self.index - 1].gives
 
     @cached_property
     def bottom_flops(self) -> int:
+        """Return the operations of one image's forward pass through the clients' part."""
         return sum(layer.flops for layer in self.layers[: self.index])
 
     @cached_property
     def flops(self) -> int:
+        """Return the operations of one image's forward pass through the whole model."""
         return sum(layer.flops for layer in self.layers)
 
     @cached_property
@@ -85,7 +89,10 @@ class Cut:
         wire: WireConfig,
         resent: bool = False,
     ) -> Sizes:
-        """Return the sizes of what a round with ``steps`` sends, in the codecs of ``wire``."""
+        """Return the bytes of what one client exchanges in a round with so many ``steps`` of ``batch`` images.
+
+        They are encoded with the codecs of ``wire``. ``resent``: a method's state that devices keep is sent again.
+        """
 
         def states(layers: Sequence[LayerCost]) -> int:
             return sum(tensor_bytes(item, wire.models) for layer in layers for item in layer.state)
@@ -103,7 +110,11 @@ class Cut:
         )
 
     def memory(self, batch: int, copies: int, kept: int, *, whole: bool = False) -> int:
-        """Return the bytes of weights and activations in a client's memory."""
+        """Return the bytes of weights and activations in a client's memory.
+
+        ``copies`` counts sets of weights (student, teacher, gradients, momentum), ``kept`` the passes whose
+        activations stay for a backward pass. ``whole``: the client holds the whole model, not its bottom.
+        """
         layers = self.layers if whole else self.layers[: self.index]
         parameters = sum(layer.parameters for layer in layers)
         activations = sum(layer.kept for layer in layers)
@@ -111,7 +122,7 @@ class Cut:
 
 
 def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
-    """Return the configured model with the configured cut."""
+    """Return the configured model with the configured cut, for images of ``shape`` (channels, height, width)."""
     table = config.model.table
     # Tensors on "meta" have a shape but no memory, so a large model is built at once.
     with torch.device("meta"):

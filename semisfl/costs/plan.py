@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import World, time_round
 from semisfl.costs.cuts import every_cut
-from semisfl.costs.rounds import Priced
+from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.fleet.base import draw_active
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
@@ -22,7 +21,7 @@ SPLIT_METHOD = "semisfl"
 
 @dataclass(frozen=True)
 class Line:
-    """A method at one cut. Bytes are those of one client in a round."""
+    """The costs of a method at one cut. Bytes and seconds are those of one client in a round, unless said otherwise."""
 
     method: str
     title: str
@@ -55,10 +54,12 @@ class Line:
 
     @property
     def total(self) -> int:
+        """Return the bytes in both directions."""
         return self.down + self.up
 
     @property
     def rounds_per_day(self) -> float:
+        """Return how many such rounds a day has; infinite if a round takes no time."""
         return DAY / self.seconds if self.seconds else math.inf
 
 
@@ -107,6 +108,7 @@ class Plan:
 
     @property
     def full(self) -> list[Line]:
+        """Return the methods that exchange whole models."""
         return [line for line in self.methods if not line.split and line.total]
 
     def run_bytes(self, line: Line) -> int:
@@ -114,6 +116,7 @@ class Plan:
         return line.total * self.config.clients.active * self.config.client_rounds
 
     def run_hours(self, line: Line) -> float:
+        """Return the virtual hours of the whole run, with the rounds in which the server trains alone."""
         together = self.config.client_rounds
         alone = self.config.rounds - together
         return (line.seconds * together + line.alone_seconds * alone) / 3600
@@ -137,16 +140,18 @@ def _rounded(seconds: float) -> float:
 
 def make(
     config: Config,
-    held: AboutImages,
+    images: ImageFacts,
     world: World,
     config_of: Callable[[str], Config] | None = None,
     others: Sequence[str] = (),
 ) -> Plan:
-    """Return the plan; ``config_of`` gives the run's configuration with another method and its settings.
+    """Return the plan of a run: the costs of every cut, and of every method at the configured cut.
 
-    ``others``: further methods, which may be named by their path.
+    ``images`` and ``world`` are what the costs depend on besides the settings. ``config_of`` returns the run's
+    configuration with another method; by default the other methods have ``config``. ``others`` are further
+    methods, which may be named by their path.
     """
-    own = Priced.of(config, held)
+    own = RoundCosts.of(config, images)
     entries = lookup.METHODS.all()
     for name in (config.method, *others):
         entries.setdefault(name, lookup.method(name))
@@ -160,19 +165,19 @@ def make(
     return Plan(config, world, [line for line in cuts if line], methods)
 
 
-def _line(priced: Priced, world: World) -> Line | None:
+def _line(costs: RoundCosts, world: World) -> Line | None:
     """Return the costs of a method at a cut; None if it has no formula."""
-    cost, config, cut = priced.usual, priced.config, priced.cut
+    cost, config, cut = costs.usual, costs.config, costs.cut
     if cost is None:
         return None
     batch, steps, split = config.clients.batch, config.clients.steps, cost.features > 0
     memory = cut.memory(batch, cost.work.copies, cost.work.kept, whole=not split)
-    held = cut.bottom_flops if split else cut.flops
-    seconds, server, shares = _mean_round(priced, world)
+    flops = cut.bottom_flops if split else cut.flops
+    seconds, server, shares = _mean_round(costs, world)
     there = bool(cost.total)  # Supervised-only asks nothing of clients
     return Line(
-        method=priced.entry.name,
-        title=priced.entry.title,
+        method=costs.entry.name,
+        title=costs.entry.title,
         split=split,
         cut=cut.name,
         index=cut.index,
@@ -181,8 +186,8 @@ def _line(priced: Priced, world: World) -> Line | None:
         kinds=cost.by_kind(),
         features_per_step=cost.features // steps,
         gradients_per_step=cost.gradients // steps,
-        bottom_bytes=there * (priced.sizes.bottom if split else priced.sizes.full),
-        client_flops=there * cost.work.client * batch * held,
+        bottom_bytes=there * (costs.sizes.bottom if split else costs.sizes.full),
+        client_flops=there * cost.work.client * batch * flops,
         client_memory=there * memory,
         fits=not there or memory <= world.profile.least_memory,
         seconds=seconds,
@@ -190,18 +195,18 @@ def _line(priced: Priced, world: World) -> Line | None:
         sending=shares[1],
         waiting=shares[2],
         server_seconds=server,
-        alone_seconds=time_round(0, priced.work({}, config.server.steps), world).seconds,
+        alone_seconds=time_round(0, costs.work({}, config.server.steps), world).seconds,
     )
 
 
-def _mean_round(priced: Priced, world: World) -> tuple[float, float, tuple[float, float, float]]:
+def _mean_round(costs: RoundCosts, world: World) -> tuple[float, float, tuple[float, float, float]]:
     """Return the seconds of a round, the server's part, and an average client's computing, sending and waiting."""
-    clients = priced.config.clients
+    clients = costs.config.clients
     timed = []
     for index in range(ROUNDS):
         everyone = range(clients.total)
-        active = draw_active(priced.config.seed, index, clients.total, everyone, clients.active)
-        timed.append(time_round(index, priced.usual_work(active), world))
+        active = draw_active(costs.config.seed, index, clients.total, everyone, clients.active)
+        timed.append(time_round(index, costs.usual_work(active), world))
     each = [times for one in timed for times in one.clients.values()]
     parts = ([t.computing for t in each], [t.sending for t in each], [t.waiting for t in each])
     shares = tuple(fmean(part) if part else 0.0 for part in parts)

@@ -1,23 +1,160 @@
 """Replay recorded runs with other connections, devices and codecs, without training them again.
 
 Accuracies are the recorded ones: the accuracy lost to a codec is not simulated.
+
+Runs record each client's bytes (``bytes_by_client``). Recorded studies have totals only. For them the bytes of a
+client are computed from the method's formula and the active clients, scaled to the total, and marked as not exact.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from semisfl.costs import about_images
-from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import RoundTime, World, time_round
-from semisfl.costs.rounds import Priced
-from semisfl.costs.traffic import RoundTraffic, recoded, traffic_of
+from semisfl.costs.rounds import Bytes, ImageFacts, RoundCosts, recorded_images
+from semisfl.fleet.base import draw_active
+from semisfl.methods.sizes import Cost, Sizes
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.grouping import Run
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
+
+# --- traffic ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundTraffic:
+    """The bytes of a round by client, kind and direction."""
+
+    clients: Mapping[int, Bytes]
+    exact: bool = True
+    """Whether each client's bytes were recorded; otherwise only their sum was, and the rest is computed."""
+    coded: bool = True
+    """Whether all bytes could be converted to another codec; otherwise some are unchanged."""
+
+    @property
+    def total(self) -> int:
+        """Return all bytes of the round."""
+        return sum(size for sizes in self.clients.values() for size in sizes.values())
+
+
+def traffic_of(rounds: Sequence[RoundMetrics], costs: RoundCosts) -> list[RoundTraffic]:
+    """Return the bytes of every round, including those of attempts that were repeated.
+
+    Raises ValueError for a round that does not record what was sent.
+    """
+    traffic, before = [], RoundMetrics(round=-1, bytes_total=0)
+    for now in rounds:
+        traffic.append(_traffic_of_round(now, before, costs))
+        before = now
+    return traffic
+
+
+def _traffic_of_round(now: RoundMetrics, before: RoundMetrics, costs: RoundCosts) -> RoundTraffic:
+    if now.bytes_by_client is not None:
+        each = {
+            client: {kind: int(size) for kind, size in group.items() if kind != "clients"}
+            for group in now.bytes_by_client
+            for client in group["clients"]
+        }
+        return RoundTraffic(each)
+    if now.bytes_total is None or before.bytes_total is None:
+        raise ValueError(f"round {now.round} does not record what was sent (no bytes_total)")
+    sent = now.bytes_total - before.bytes_total
+    if not sent:
+        return RoundTraffic({})
+    seed, clients = costs.config.seed, costs.config.clients
+    # The clients drawn for the round, if all were present.
+    active = draw_active(seed, now.round, clients.total, range(clients.total), clients.active)
+    usual = (costs.usual or Cost(0, 0)).by_kind()
+    kinds = _by_formula(sent, usual, len(active), now, costs.sizes)
+    return RoundTraffic(_shared(kinds, usual, active), exact=False)
+
+
+def _by_formula(
+    sent: int, usual: Bytes, active: int, metrics: RoundMetrics, sizes: Sizes
+) -> dict[str, int]:
+    """Divide a round's sum by kind as in the formula, and return the bytes of each kind.
+
+    One kind takes the difference. Less than usual: some clients had no teacher, or nothing to upload.
+    More than usual: helpers, or the first statistics.
+    """
+    kinds = {kind: active * size for kind, size in usual.items()}
+    more = sent - sum(kinds.values())
+    kind = "model_down" if more > 0 or metrics.contributing == active else "model_up"
+    if more < 0 and "teacher_down" in kinds:
+        kind = "teacher_down"
+    if not kinds or kinds.get(kind, 0) + more < 0:
+        return {"model_down": sent}
+    # A method with BatchNorm greets a new client with the model, which sends its statistics back.
+    greeted, rest = divmod(more, sizes.full + sizes.statistics)
+    if more > 0 and sizes.statistics and not rest:
+        kinds["model_up"] += greeted * sizes.statistics
+        more -= greeted * sizes.statistics
+    kinds[kind] += more
+    return kinds
+
+
+def _shared(
+    kinds: Mapping[str, int], usual: Bytes, active: Sequence[int]
+) -> dict[int, dict[str, int]]:
+    """Divide each kind's bytes among clients: in usual portions if they fit, otherwise evenly."""
+    each: dict[int, dict[str, int]] = {client: {} for client in active}
+    for kind, size in kinds.items():
+        portion = usual.get(kind, 0)
+        count = size // portion if portion and size % portion == 0 else 0
+        for place, client in enumerate(active):
+            part = size * (place + 1) // len(active) - size * place // len(active)
+            if 0 < count < len(active):
+                part = portion if place < count else 0
+            if part:
+                each[client][kind] = part
+    return each
+
+
+# --- other codecs ------------------------------------------------------------------------------------
+
+
+def recode_traffic(traffic: RoundTraffic, was: RoundCosts, now: RoundCosts) -> RoundTraffic:
+    """Return the bytes of the same models, features and gradients in the codecs of ``now``."""
+    if was.config.wire == now.config.wire:
+        return traffic
+    coded = True
+    clients: dict[int, dict[str, int]] = {}
+    for client, sizes in traffic.clients.items():
+        clients[client] = {}
+        for kind, size in sizes.items():
+            new, exact = _recode_kind(kind, size, was, now)
+            clients[client][kind] = new
+            coded = coded and exact
+    return replace(traffic, clients=clients, coded=coded)
+
+
+def _recode_kind(kind: str, size: int, was: RoundCosts, now: RoundCosts) -> tuple[int, bool]:
+    """Return the bytes in the new codec and True; or the old bytes and False if they cannot be divided."""
+    new, rest = 0, size
+    for before, after in zip(_tensor_sizes(kind, was), _tensor_sizes(kind, now), strict=True):
+        if before:
+            count, rest = divmod(rest, before)
+            new += count * after
+    return (size, False) if rest else (new, True)
+
+
+def _tensor_sizes(kind: str, costs: RoundCosts) -> tuple[int, ...]:
+    """Return the sizes of the tensors or states that make up a kind, the largest first."""
+    sizes, steps = costs.sizes, costs.config.clients.steps
+    if kind == "features_up":
+        return ((sizes.student_features + sizes.teacher_features) // steps,)
+    if kind == "gradients_down":
+        return (sizes.gradients // steps,)
+    if costs.usual is None or not costs.usual.features:
+        return (sizes.full, sizes.statistics)
+    return (sizes.bottom,)
+
+
+# --- replays ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,32 +187,36 @@ class Replay:
         return replace(self.run, rounds=self.rounds)
 
 
-def price(run: Run, images: AboutImages | None = None) -> Priced:
-    """Return the costs of a recorded run's configuration and model; without ``images`` its directory is read."""
+def costs_of_run(run: Run, images: ImageFacts | None = None) -> RoundCosts:
+    """Return the costs of a recorded run's method, model and cut.
+
+    Without ``images`` the facts about its images are read from its directory. Raises ValueError for a run whose
+    settings or network today's version does not know.
+    """
     lookup.check_importable(run.config["method"], f"{run.path}")
     try:
         config = configs.parse(run.config)
         if config.model.is_code:
             raise ValueError("its network was given to train() as code, which no file holds")
-        return Priced.of(config, images or about_images.recorded(config, run.path))
+        return RoundCosts.of(config, images or recorded_images(config, run.path))
     except ValueError as error:
         raise ValueError(f"{run.path} cannot be replayed: {error}") from error
 
 
 def replay(
-    run: Run, world: World, codec: str | None = None, images: AboutImages | None = None
+    run: Run, world: World, codec: str | None = None, images: ImageFacts | None = None
 ) -> Replay:
     """Replay every round of ``run`` with the connections and devices of ``world``, all traffic in ``codec``.
 
     Without ``codec`` the recorded codecs stay. Connections and devices are drawn with the run's seed, so
-    runs with one seed have the same ones.
+    runs with one seed have the same ones. Raises ValueError for a run without bytes.
     """
-    was = price(run, images)
+    was = costs_of_run(run, images)
     config = was.config
     wire = config.wire.recoded(codec) if codec else config.wire
     now = replace(was, config=config.model_copy(update={"wire": wire}))
     try:
-        traffic = [recoded(one, was, now) for one in traffic_of(run.rounds, was)]
+        traffic = [recode_traffic(one, was, now) for one in traffic_of(run.rounds, was)]
     except ValueError as error:
         raise ValueError(f"{run.path}: {error}") from error
     own = replace(world, seed=config.seed)
@@ -88,7 +229,7 @@ def replay(
 
 
 def bytes_by_kind(replays: Sequence[Replay]) -> dict[str, int]:
-    """Return bytes by kind and direction, over all rounds and clients."""
+    """Return bytes by kind and direction (``model_down``, ``features_up``, ...), over all rounds and clients."""
     totals: Counter[str] = Counter()
     for one in replays:
         for sent in one.traffic:

@@ -1,18 +1,112 @@
-"""Convert the bytes of a round to the clock's input: what each client sends and computes, in order."""
+"""What one round of a method sends and computes, for each client and the server.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+`ImageFacts` are the facts about a run's images that this depends on. `RoundCosts` combines them with a method's
+settings, its cost formula and a cut of its model, and gives the virtual clock its input.
+"""
+
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import RoundWork, Share
 from semisfl.costs.cuts import Cut, cut_of
+from semisfl.files import read_json
 from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.models.shapes import Shape
+from semisfl.runs import reading
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, capped
 from semisfl.settings.entries import NamedMethod
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Shape, classes and counts of a run's images."""
+
+    shape: Shape
+    """Channels, height and width."""
+    classes: int
+    mean: float
+    """Mean number of images per client."""
+    each: Mapping[int, int] = field(default_factory=dict)
+    """Images by client, if known."""
+
+    @classmethod
+    def of_each(cls, shape: Shape, classes: int, each: Mapping[int, int]) -> "ImageFacts":
+        """Return the facts if every client's number of images is known."""
+        return cls(shape, classes, sum(each.values()) / max(1, len(each)), each)
+
+    def of(self, client: int) -> float:
+        """Return the number of a client's images, or the mean if it is unknown."""
+        return self.each.get(client, self.mean)
+
+
+def planned_images(config: Config) -> ImageFacts:
+    """Return the facts for a run that has not begun; images are loaded only if the catalog lacks them."""
+    name, side = config.data.name, config.data.size
+    folders: Mapping[str, Sized] | None = None
+    if (known := lookup.DATA.find(name)) and known.images is not None:
+        shape, classes, images = known.shape, known.classes, known.images
+    else:
+        from semisfl.data import sources
+
+        data = sources.load(name, size=side)
+        shape, classes, images = data.shape, len(data.classes), len(data.images)
+        folders = data.clients
+    shape = (shape[0], side, side) if side else shape
+    if config.data.unlabeled is None and folders:
+        each = {client: len(rows) for client, rows in enumerate(folders.values())}
+        return ImageFacts.of_each(shape, classes, each)
+    set_aside = round(images * (config.data.validation or 0.0))
+    left = max(0, images - set_aside - config.data.labeled)
+    if (elsewhere := config.data.unlabeled) is not None:
+        left = _images_of(elsewhere)
+    return ImageFacts(shape, classes, left / config.clients.total)
+
+
+def _images_of(name: str) -> int:
+    """Return the number of training images of a named set, or at a path."""
+    if (known := lookup.DATA.find(name)) and known.images is not None:
+        return known.images
+    from semisfl.data import sources
+
+    return len(sources.load(name, size=8, tested=False).images)
+
+
+def recorded_images(config: Config, path: Path) -> ImageFacts:
+    """Return the facts that the run directory ``path`` holds, and for the rest those of `planned_images`.
+
+    A simulation records each client's images in ``holdings.json``; devices of a network report theirs.
+    """
+    if clients := reading.read_holdings(path).get("clients", []):
+        each = {client: sum(counts) for client, counts in enumerate(clients)}
+    else:
+        devices = read_json(path / "fleet.json").get("clients", [])
+        each = {device["client"]: device["images"] for device in devices if device.get("images")}
+    return images_of_run(config, reading.read_images(path), each)
+
+
+def images_of_run(
+    config: Config, described: Mapping[str, Any] | None, each: Mapping[int, int]
+) -> ImageFacts:
+    """Return the facts about a run's images from what is known of them.
+
+    ``described`` has ``shape`` (channels, height, width), ``classes`` and ``unlabeled`` (images of all clients),
+    or is None; ``each`` has the images by client and may be empty. The rest is as `planned_images` says.
+    """
+    if described is None:
+        images = planned_images(config)
+    else:
+        channels, height, width = described["shape"]
+        shape, classes = (channels, height, width), len(described["classes"])
+        images = ImageFacts(shape, classes, (described["unlabeled"] or 0) / config.clients.total)
+    return ImageFacts.of_each(images.shape, images.classes, each) if each else images
+
+
+# --- rounds ----------------------------------------------------------------------------------------
 
 Bytes = Mapping[str, int]
 """Bytes by kind and direction, with a run's names: ``model_down``, ``features_up``, ..."""
@@ -22,7 +116,10 @@ FULL_MESSAGES, FETCH_MESSAGES = 6, 2
 
 
 def cost_of(entry: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
-    """Return the cost of a method's usual round, or None if its catalog entry has no formula."""
+    """Return what one active client sends and computes in a usual round, or None without a formula.
+
+    ``sizes`` are in bytes. The formula is the one that the method's catalog entry names.
+    """
     if entry.cost is None:
         return None
     kind = lookup.settings_class(entry)
@@ -32,40 +129,42 @@ def cost_of(entry: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
     return cost
 
 
-def _as_held(config: Config, held: AboutImages) -> Config:
+def _as_clients_use(config: Config, images: ImageFacts) -> Config:
     """Return the configuration with the batch that clients use.
 
     In a simulation that is at most the images of the largest client; devices fill the batch that is set.
     """
-    if not held.each or config.fleet.kind == "network":
+    if not images.each or config.fleet.kind == "network":
         return config
-    return capped(config, max(held.each.values()))
+    return capped(config, max(images.each.values()))
 
 
 @dataclass(frozen=True)
-class Priced:
-    """A method with its settings, model and cut; computes what its rounds send and compute."""
+class RoundCosts:
+    """A method with its settings, its model cut in two, and its images: what its rounds send and compute."""
 
     config: Config
     entry: NamedMethod
     cut: Cut
-    held: AboutImages
+    images: ImageFacts
 
     @classmethod
-    def of(cls, config: Config, held: AboutImages) -> "Priced":
-        cut = cut_of(config, held.shape, held.classes)
-        return cls(_as_held(config, held), lookup.method(config.method), cut, held)
+    def of(cls, config: Config, images: ImageFacts) -> "RoundCosts":
+        """Return the costs of the configured method, model and cut; no weights are allocated."""
+        cut = cut_of(config, images.shape, images.classes)
+        return cls(_as_clients_use(config, images), lookup.method(config.method), cut, images)
 
-    def by(self, entry: NamedMethod, config: Config) -> "Priced":
+    def by(self, entry: NamedMethod, config: Config) -> "RoundCosts":
         """Return the same with another method and its settings."""
-        return replace(self, entry=entry, config=_as_held(config, self.held))
+        return replace(self, entry=entry, config=_as_clients_use(config, self.images))
 
-    def at(self, index: int) -> "Priced":
+    def at(self, index: int) -> "RoundCosts":
         """Return the same with another cut."""
         return replace(self, cut=replace(self.cut, index=index))
 
     @cached_property
     def sizes(self) -> Sizes:
+        """Return the bytes of each tensor that one client's round exchanges."""
         clients, elsewhere = self.config.clients, self.config.fleet.kind == "network"
         return self.cut.sizes(clients.batch, clients.steps, self.config.wire, resent=elsewhere)
 
@@ -141,7 +240,7 @@ class Priced:
         clients, passes = self.config.clients, (self.usual or Cost(0, 0)).work
         down = sizes.get("model_down", 0) + sizes.get("teacher_down", 0)
         up = sizes.get("model_up", 0)
-        look = self.held.of(client) * self.cut.flops
+        look = self.images.of(client) * self.cut.flops
         training, statistics = [], []
         if times := self._statistics_in(down, up):
             sent, gathered = times * self.sizes.full, times * self.sizes.statistics
@@ -164,9 +263,3 @@ class Priced:
             return 0
         times, rest = divmod(up % sizes.full, sizes.statistics)
         return 0 if rest or times * sizes.full > down else times
-
-
-def round_operations(config: Config, shape: Shape, classes: int, images: int) -> float:
-    """Return the floating-point operations of a usual round; ``images`` are those of all clients."""
-    held = AboutImages(shape, classes, images / config.clients.total)
-    return Priced.of(config, held).usual_work(range(config.clients.active)).operations

@@ -1,12 +1,20 @@
 """The virtual clock against rounds worked out by hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from semisfl.costs import profiles
-from semisfl.costs.clock import ClientTime, Range, RoundWork, Share, World, time_round
-from semisfl.costs.profiles import Device, Profile
+from semisfl.costs import clock
+from semisfl.costs.clock import (
+    ClientTime,
+    DeviceKind,
+    LinkSpeed,
+    Profile,
+    RoundWork,
+    Share,
+    World,
+    time_round,
+)
 from semisfl.settings.sections import ConfigError
 
 G = 1e9
@@ -19,13 +27,13 @@ class Fixed(World):
     def rates(self, round_index: int, client: int) -> tuple[float, float]:
         return 1000 / (1 + client), 2000 / (1 + client)
 
-    def device(self, client: int) -> Device:
-        return Device(name="", gflops=1 / (1 + client))
+    def device(self, client: int) -> DeviceKind:
+        return DeviceKind(name="", gflops=1 / (1 + client))
 
 
 def fixed(latency: float = 0.0) -> World:
-    server = Profile(server_gflops=10, devices=(Device(name="unused"),))
-    return Fixed(Range(1, 1), Range(1, 1), latency, server)
+    server = Profile(server_gflops=10, devices=(DeviceKind(name="unused"),))
+    return Fixed(LinkSpeed(1, 1), LinkSpeed(1, 1), latency, server)
 
 
 def split(client: int, steps: int = 3, **changes: float) -> Share:
@@ -107,7 +115,7 @@ def test_a_round_without_clients_takes_the_servers_time() -> None:
 
 
 def test_links_vary_by_round_and_client_and_draws_repeat() -> None:
-    world = World(Range(0.8, 8), Range(10, 20), 0, profiles.load("jetson-mix"), seed=4)
+    world = World(LinkSpeed(0.8, 8), LinkSpeed(10, 20), 0, clock.load_profile("jetson-mix"), seed=4)
     drawn = {(h, i): world.rates(h, i) for h in range(40) for i in range(5)}
     ups, downs = zip(*drawn.values(), strict=True)
     assert len(set(ups)) == len(set(downs)) == 200
@@ -115,45 +123,57 @@ def test_links_vary_by_round_and_client_and_draws_repeat() -> None:
     assert 0.8 <= min(ups) / megabit < 1.2 and 7.6 < max(ups) / megabit <= 8
     assert 10 <= min(downs) / megabit < 10.5 and 19.5 < max(downs) / megabit <= 20
     assert sum(ups) / 200 / megabit == pytest.approx(4.4, abs=0.4)
-    again = World(Range(0.8, 8), Range(10, 20), 0, profiles.load("jetson-mix"), seed=4)
+    again = World(LinkSpeed(0.8, 8), LinkSpeed(10, 20), 0, clock.load_profile("jetson-mix"), seed=4)
     assert again.rates(39, 4) == drawn[39, 4] and again.device(3) == world.device(3)
-    other = World(Range(0.8, 8), Range(10, 20), 0, profiles.load("jetson-mix"), seed=5)
+    other = World(LinkSpeed(0.8, 8), LinkSpeed(10, 20), 0, clock.load_profile("jetson-mix"), seed=5)
     assert other.rates(39, 4) != drawn[39, 4]
 
 
+def test_every_draw_has_its_own_purpose() -> None:
+    """Numbers of recorded tables follow from these draws, so they are pinned here."""
+    world = World(LinkSpeed(0, 1), LinkSpeed(0, 1), 0, clock.load_profile("jetson-mix"), seed=3)
+    kinds = Profile(devices=tuple(DeviceKind(name=str(n)) for n in range(100)))
+    drawn = [int(replace(world, profile=kinds).device(client).name) for client in range(6)]
+    up, down = (
+        [round(8e-6 * world.rates(0, client)[way], 3) for client in range(3)] for way in (0, 1)
+    )
+    assert drawn == [60, 96, 66, 74, 34, 5]
+    assert (up, down) == ([0.654, 0.578, 0.599], [0.222, 0.992, 0.957])
+
+
 def test_devices_are_drawn_by_their_shares() -> None:
-    profile = Profile(devices=(Device(name="a", share=3), Device(name="b", share=1)))
-    world = World(Range(1, 1), Range(1, 1), 0, profile)
+    profile = Profile(devices=(DeviceKind(name="a", share=3), DeviceKind(name="b", share=1)))
+    world = World(LinkSpeed(1, 1), LinkSpeed(1, 1), 0, profile)
     names = [world.device(client).name for client in range(400)]
     assert 260 < names.count("a") < 340
     assert [profile.pick(at).name for at in (0, 0.749, 0.75, 0.999)] == ["a", "a", "b", "b"]
 
 
 def test_a_single_speed_is_accepted_and_wrong_ones_are_refused() -> None:
-    assert Range.parse("4", "--uplink") == Range(4, 4)
-    assert Range.parse("0.8-8", "--uplink") == Range(0.8, 8)
+    assert LinkSpeed.parse("4", "--uplink") == LinkSpeed(4, 4)
+    assert LinkSpeed.parse("0.8-8", "--uplink") == LinkSpeed(0.8, 8)
     for wrong in ("fast", "8-0.8", "0", "-3", "nan", "1-inf"):
         with pytest.raises(ConfigError, match="--uplink"):
-            Range.parse(wrong, "--uplink")
+            LinkSpeed.parse(wrong, "--uplink")
 
 
 def test_a_profile_of_ones_own(tmp_path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[ours]\ndevices = [{name = "x", gflops = 7}]\n')
-    assert profiles.load(str(file)).devices[0].flops == 7e9
+    assert clock.load_profile(str(file)).devices[0].flops == 7e9
     file.write_text(file.read_text() + '[other]\ndevices = [{name = "y"}]\n')
-    assert profiles.load(f"{file}:other").devices[0].name == "y"
+    assert clock.load_profile(f"{file}:other").devices[0].name == "y"
     with pytest.raises(ConfigError, match=r"mine.toml:ours, .*mine.toml:other"):
-        profiles.load(str(file))
+        clock.load_profile(str(file))
     file.write_text('[ours]\ndevices = [{name = "x", gflops = -7}]\n')
     with pytest.raises(ConfigError, match=r"devices.0.gflops"):
-        profiles.load(str(file))
+        clock.load_profile(str(file))
     for text in ("", "rounds = 1\n"):
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"mine.toml: is not known; known: none; or a file"):
-            profiles.load(str(file))
+            clock.load_profile(str(file))
     for name in ("jetson-mix", "jetson-tx2", "phone", "wire-only"):
-        assert profiles.load(name).about
+        assert clock.load_profile(name).about
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8 text"):
-        profiles.load(str(file))
+        clock.load_profile(str(file))

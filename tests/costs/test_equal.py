@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.costs.about_images import AboutImages
-from semisfl.costs.rounds import Priced
-from semisfl.costs.traffic import recoded, traffic_of
+from semisfl.costs.replay import recode_traffic, traffic_of
+from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
@@ -65,15 +64,15 @@ def settings(method: str, wire: str, threshold: float = 0.0) -> Config:
 
 
 @cache
-def finished(fleet: str, method: str, wire: str) -> tuple[list[RoundMetrics], Counts, Priced]:
+def finished(fleet: str, method: str, wire: str) -> tuple[list[RoundMetrics], Counts, RoundCosts]:
     """Return a run's rounds, the totals that its fleet counted, and its price."""
     data, _ = toy_data(2)
     with FLEETS[fleet](settings(method, wire)) as fixture:
         experiment = fixture.experiment
         rows = [RoundMetrics.from_dict(row) for row in run_rounds(experiment).rounds]
         counts = Counter(experiment.fleet.traffic.counts)
-        images = AboutImages(data.shape, len(data.classes), 12)
-        return rows, counts, Priced.of(experiment.config, images)
+        images = ImageFacts(data.shape, len(data.classes), 12)
+        return rows, counts, RoundCosts.of(experiment.config, images)
 
 
 @every_run
@@ -103,20 +102,18 @@ def test_rounds_add_up_to_what_the_fleet_counted(fleet: str, method: str) -> Non
 def test_recoding_gives_what_a_run_with_these_codecs_sends(fleet: str, method: str) -> None:
     plain, _, was = finished(fleet, method, "fp32")
     coded, _, now = finished(fleet, method, "codecs")
-    replayed = [recoded(one, was, now) for one in traffic_of(plain, was)]
+    replayed = [recode_traffic(one, was, now) for one in traffic_of(plain, was)]
     assert replayed == traffic_of(coded, now)
-    back = [recoded(one, now, was) for one in replayed]
+    back = [recode_traffic(one, now, was) for one in replayed]
     assert back == traffic_of(plain, was)
 
 
 @every_run
-@pytest.mark.parametrize("known", ["kinds", "totals"])
-def test_counts_missing_from_older_files_are_computed(fleet: str, method: str, known: str) -> None:
+def test_bytes_of_clients_are_computed_from_the_total(fleet: str, method: str) -> None:
     """All clients do the same here, so computed bytes can be compared with recorded ones."""
     rows, _, priced = finished(fleet, method, "fp32")
-    kinds = known == "kinds"
-    older = [replace(row, bytes_by_client=None, bytes=row.bytes if kinds else None) for row in rows]
-    for one, recorded in zip(traffic_of(older, priced), traffic_of(rows, priced), strict=True):
+    totals = [replace(row, bytes_by_client=None, bytes=None) for row in rows]
+    for one, recorded in zip(traffic_of(totals, priced), traffic_of(rows, priced), strict=True):
         assert one.clients == recorded.clients
         assert one.exact is not bool(one.clients)
 
@@ -125,7 +122,7 @@ def test_bytes_that_are_no_whole_number_of_tensors_are_kept_and_reported(tmp_pat
     rows, _, was = finished("local", "fedmatch", "fp32")
     now = replace(was, config=settings("fedmatch", "codecs"))
     odd = replace(rows[0], bytes_by_client=[{"clients": [0], "model_up": was.sizes.full + 3}])
-    (one,) = [recoded(one, was, now) for one in traffic_of([odd], was)]
+    (one,) = [recode_traffic(one, was, now) for one in traffic_of([odd], was)]
     assert one.clients == {0: {"model_up": was.sizes.full + 3}} and not one.coded
 
 
@@ -137,7 +134,7 @@ def test_a_client_without_confident_images_uploads_only_in_fedmatch(
         experiment = fixture.experiment
         metrics = [RoundMetrics.from_dict(one) for one in run_rounds(experiment).rounds]
     data, _ = toy_data(2)
-    priced = Priced.of(experiment.config, AboutImages(data.shape, len(data.classes), 12))
+    priced = RoundCosts.of(experiment.config, ImageFacts(data.shape, len(data.classes), 12))
     for client in traffic_of(metrics, priced)[2].clients.values():
         assert (client.get("model_up", 0) >= priced.sizes.full) is uploads
         assert client["model_down"] >= priced.sizes.full

@@ -11,12 +11,11 @@ from PIL import Image
 from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.cli.planning import print_cuts, print_methods
-from semisfl.costs import profiles
-from semisfl.costs.about_images import AboutImages, planned
+from semisfl.costs import clock
 from semisfl.costs.charts import plan_picture
-from semisfl.costs.clock import Range, World
+from semisfl.costs.clock import LinkSpeed, World
 from semisfl.costs.plan import Plan, make
-from semisfl.costs.rounds import Priced
+from semisfl.costs.rounds import ImageFacts, RoundCosts, planned_images
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import DATA, METHODS
 from semisfl.settings.run import WireConfig
@@ -25,7 +24,7 @@ from tests.pictures import cut_off
 WIRE = [*WireConfig.model_fields]
 
 
-WIRE_ALONE = World(Range(1, 1), Range(1, 1), 0.0, profiles.load("wire-only"), 0)
+WIRE_ALONE = World(LinkSpeed(1, 1), LinkSpeed(1, 1), 0.0, clock.load_profile("wire-only"), 0)
 """Links of one speed, and devices that take no time."""
 
 
@@ -51,8 +50,8 @@ def test_a_plan_by_hand() -> None:
             "clients": {"total": 9, "active": 3, "batch": 16, "steps": 5},
         }
     )
-    world = replace(WIRE_ALONE, up=Range(2, 2), down=Range(10, 10))
-    made = make(settings, AboutImages((1, 28, 28), 10, 0), world)
+    world = replace(WIRE_ALONE, up=LinkSpeed(2, 2), down=LinkSpeed(10, 10))
+    made = make(settings, ImageFacts((1, 28, 28), 10, 0), world)
     assert {line.method: (line.down, line.up) for line in made.methods} == expected
     for line in made.methods:
         down, up = expected[line.method]
@@ -70,7 +69,7 @@ def test_rounds_without_clients_send_nothing_and_take_the_servers_time(
     settings = config.override(
         presets.values_of("digits"), ["rounds=7", f"server.pretrain_rounds={alone}"]
     )
-    made = make(config.parse(settings), AboutImages((1, 28, 28), 10, 100), WORLD)
+    made = make(config.parse(settings), ImageFacts((1, 28, 28), 10, 100), WORLD)
     lines = {line.method: line for line in made.methods}
     # The CNN, per labelled image: three passes, and in SemiSFL the teacher's bottom and the head as well.
     bottom = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
@@ -88,13 +87,13 @@ def test_rounds_without_clients_send_nothing_and_take_the_servers_time(
         assert made.run_hours(line) == pytest.approx(seconds / 3600)
 
 
-WORLD = World(Range(0.8, 8), Range(10, 20), 0.005, profiles.load("jetson-mix"), 0)
+WORLD = World(LinkSpeed(0.8, 8), LinkSpeed(10, 20), 0.005, clock.load_profile("jetson-mix"), 0)
 
 
 def plan(preset: str, *changes: str, world: World = WORLD) -> Plan:
     options = config.parse(config.override(presets.values_of(preset), list(changes)))
     row = DATA[preset]
-    return make(options, AboutImages(row.shape, row.classes, 1000), world)
+    return make(options, ImageFacts(row.shape, row.classes, 1000), world)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_a_better_cut_and_a_small_device_are_found() -> None:
     early = plan("cifar10", "model.cut=pool1")
     assert early.chosen.cut == "pool1" and early.best.cut == "pool5"
     assert early.best.seconds < early.chosen.seconds / 2
-    tiny = profiles.Profile(devices=(profiles.Device(name="tiny", gflops=100, memory_gb=0.1),))
+    tiny = clock.Profile(devices=(clock.DeviceKind(name="tiny", gflops=100, memory_gb=0.1),))
     made = plan("cifar10", world=replace(WORLD, profile=tiny))
     assert not made.chosen.fits and made.best.fits
     assert made.best.cut == "pool2"
@@ -149,7 +148,7 @@ def test_a_better_cut_and_a_small_device_are_found() -> None:
 
 def test_validation_images_belong_to_no_client() -> None:
     options = config.override(presets.values_of("digits"), ["data.validation=0.2"])
-    assert planned(config.parse(options)).mean == (5000 - 1000 - 40) / 10
+    assert planned_images(config.parse(options)).mean == (5000 - 1000 - 40) / 10
 
 
 def test_clients_with_folders_have_the_images_in_them(tmp_path: Path) -> None:
@@ -159,14 +158,14 @@ def test_clients_with_folders_have_the_images_in_them(tmp_path: Path) -> None:
         for number in range(count):
             Image.new("L", (8, 8), number).save(tmp_path / name / f"{number}.png")
     chosen = [f"data.name={tmp_path}", "data.labeled=4", "clients.total=2", "clients.active=2"]
-    held = planned(config.parse(config.override(presets.values_of("images"), chosen)))
+    held = planned_images(config.parse(config.override(presets.values_of("images"), chosen)))
     assert (held.mean, dict(held.each)) == (5.5, {0: 3, 1: 8})
 
 
 def test_both_tables_have_the_batches_that_clients_can_fill() -> None:
     """A client with five images sends the features of five, whatever `clients.batch` is."""
     values = presets.values_of("digits")
-    held = AboutImages((1, 28, 28), 10, 4.5, {0: 4, 1: 5})
+    held = ImageFacts((1, 28, 28), 10, 4.5, {0: 4, 1: 5})
     made = make(
         config.parse(values), held, WORLD, lambda name: config.parse({**values, "method": name})
     )
@@ -178,7 +177,7 @@ def test_both_tables_have_the_batches_that_clients_can_fill() -> None:
 def test_devices_fill_the_batch_that_is_set() -> None:
     """A server does not know what its devices hold: unlike in a simulation, they show images twice."""
     values = config.override(presets.values_of("digits"), ["fleet.kind=network"])
-    priced = Priced.of(config.parse(values), AboutImages((1, 28, 28), 10, 4.5, {0: 4, 1: 5}))
+    priced = RoundCosts.of(config.parse(values), ImageFacts((1, 28, 28), 10, 4.5, {0: 4, 1: 5}))
     cost = priced.usual
     assert cost is not None and cost.gradients == 4 * 32 * 1024 * 10
     ((share,),) = priced.work({1: cost.by_kind()}, 20).phases

@@ -5,7 +5,6 @@ import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +12,10 @@ from reproduction import records
 from reproduction.paper import measures
 from reproduction.tables.numbers import METHODS, numbered
 from semisfl.cli.main import main
-from semisfl.costs import about_images
-from semisfl.costs.about_images import AboutImages
 from semisfl.costs.charts import costs_picture
-from semisfl.costs.clock import Range, World, time_round
-from semisfl.costs.profiles import Device, Profile
+from semisfl.costs.clock import DeviceKind, LinkSpeed, Profile, World, time_round
 from semisfl.costs.replay import replay
-from semisfl.costs.rounds import Priced
+from semisfl.costs.rounds import ImageFacts, RoundCosts, recorded_images
 from semisfl.runs.grouping import group_runs, read_run
 from semisfl.runs.start import train
 from semisfl.settings import config
@@ -28,10 +24,10 @@ from tests import toy
 from tests.pictures import cut_off
 
 WORLD = World(
-    Range(8, 8),
-    Range(16, 16),
+    LinkSpeed(8, 8),
+    LinkSpeed(16, 16),
     0.1,
-    Profile(server_gflops=2, devices=(Device(name="one", gflops=0.5),)),
+    Profile(server_gflops=2, devices=(DeviceKind(name="one", gflops=0.5),)),
 )
 """A megabyte per second up, two down."""
 
@@ -62,15 +58,15 @@ def digits(**changes: object) -> config.Config:
 
 
 def test_a_round_of_semisfl_by_hand() -> None:
-    priced = Priced.of(digits(), AboutImages((1, 28, 28), 10, 100))
+    priced = RoundCosts.of(digits(), ImageFacts((1, 28, 28), 10, 100))
     timing = time_round(0, priced.usual_work(range(2)), WORLD)
     assert timing.seconds == pytest.approx(semisfl_seconds(8, 3, 5, 4))
 
 
 def test_a_round_of_whole_models_by_hand() -> None:
     """FedSwitch: down with the teacher, a look at 100 and 50 images, three steps, up; eight messages."""
-    images = AboutImages((1, 28, 28), 10, 75, {0: 100, 1: 50})
-    priced = Priced.of(digits(method="fedswitch"), images)
+    images = ImageFacts((1, 28, 28), 10, 75, {0: 100, 1: 50})
+    priced = RoundCosts.of(digits(method="fedswitch"), images)
     full = 4 * ((25 * 32 + 32) + (25 * 32 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10))
     flops = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8 + 1024 * 512 + 512 * 10)
     alone = 5 * 4 * 3 * flops / 2e9
@@ -84,8 +80,8 @@ def test_a_round_of_whole_models_by_hand() -> None:
 
 def test_batchnorms_statistics_are_a_phase_of_their_own() -> None:
     layers = toy.values("semifl", f"model.layers={toy.RESIDUAL}").model.layers
-    priced = Priced.of(
-        digits(method="semifl", model={"layers": layers}), AboutImages((3, 12, 12), 4, 10)
+    priced = RoundCosts.of(
+        digits(method="semifl", model={"layers": layers}), ImageFacts((3, 12, 12), 4, 10)
     )
     training, statistics = priced.usual_work([1]).phases
     sizes = priced.sizes
@@ -137,7 +133,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_directory_says_what_a_replay_must_know(recorded: Path) -> None:
     run = read_run(recorded / "semisfl-0")
-    images = about_images.recorded(config.parse(run.config), run.path)
+    images = recorded_images(config.parse(run.config), run.path)
     assert images.shape == (3, 12, 12) and images.classes == toy.CLASSES
     held = toy.partition(toy.dataset()).clients
     assert images.each == {client: len(rows) for client, rows in enumerate(held)}
@@ -163,9 +159,9 @@ def test_a_run_that_cannot_be_replayed_is_named(
 
 def test_slower_links_take_longer_and_the_seed_alone_decides(recorded: Path) -> None:
     run = read_run(recorded / "semisfl-0")
-    fast, slow = (replay(run, replace(WORLD, up=Range(low, 8))) for low in (8, 0.8))
+    fast, slow = (replay(run, replace(WORLD, up=LinkSpeed(low, 8))) for low in (8, 0.8))
     assert all(a < b for a, b in zip(fast.seconds, slow.seconds, strict=True))
-    again = replay(run, replace(WORLD, up=Range(0.8, 8), seed=77))
+    again = replay(run, replace(WORLD, up=LinkSpeed(0.8, 8), seed=77))
     assert again.seconds == slow.seconds, "the run's own seed counts"
     assert [row.accuracy for row in slow.rounds] == [row.accuracy for row in run.rounds]
     assert slow.rounds[-1].bytes_total == run.rounds[-1].bytes_total
@@ -248,14 +244,6 @@ def test_replay_reports_an_unknown_number_of_images(recorded: Path, tmp_path: Pa
         file.unlink()
     with pytest.raises(ValueError, match="toy"):
         replay(read_run(place), WORLD)
-
-
-@pytest.mark.parametrize("groups", [[{}], [1], [{"clients": [0], "model_down": None}]])
-def test_damaged_bytes_are_named(recorded: Path, groups: list[Any]) -> None:
-    run = read_run(recorded / "semisfl-0")
-    rounds = [replace(run.rounds[0], bytes_by_client=groups)]
-    with pytest.raises(ValueError, match="round 0 has a damaged bytes_by_client"):
-        replay(replace(run, rounds=rounds), WORLD)
 
 
 def test_the_picture_shows_all_its_text() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.costs import about_images
+from semisfl.costs import rounds
 from semisfl.data import sources
 from semisfl.data.partition import split
 from semisfl.fleet.setup import NetworkOptions
@@ -89,7 +89,7 @@ def test_folders_say_who_holds_what(place: Path) -> None:
 
 
 def test_a_plan_counts_the_other_places_images(place: Path) -> None:
-    assert about_images.planned(config_of(place, "packed.npz")).mean == pytest.approx(7 / 3)
+    assert rounds.planned_images(config_of(place, "packed.npz")).mean == pytest.approx(7 / 3)
 
 
 def test_labels_of_the_same_classes_are_kept_for_the_partition() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import semisfl
-from semisfl.costs import profiles
-from semisfl.costs.about_images import AboutImages
-from semisfl.costs.clock import Range, World
+from semisfl.costs import clock
+from semisfl.costs.clock import LinkSpeed, World
 from semisfl.costs.plan import make
+from semisfl.costs.rounds import ImageFacts
 from semisfl.data.partition import Partition
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.fedmatch import settings as fedmatch_settings
@@ -266,8 +266,8 @@ def test_a_plan_says_what_a_run_sends() -> None:
     """The paper's models, per client and round: SemiSFL 184.3 MB against 286.8 of two whole AlexNets."""
     options = presets.preset("cifar10")
     shape, classes = DATA["cifar10"].shape, DATA["cifar10"].classes
-    world = World(Range(8, 8), Range(8, 8), 0.0, profiles.load("wire-only"))
-    plan = make(options, AboutImages(shape, classes, 0), world)
+    world = World(LinkSpeed(8, 8), LinkSpeed(8, 8), 0.0, clock.load_profile("wire-only"))
+    plan = make(options, ImageFacts(shape, classes, 0), world)
     lines = {line.method: line for line in plan.methods}
     sent = lines["semisfl"].total
     assert sent / 1e6 == pytest.approx(184.3, abs=0.05)

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from reproduction.benchmarks import bench
-from reproduction.benchmarks.timed_rounds import settings
+from reproduction.benchmarks.timed_rounds import round_operations, settings
 from semisfl.cli.main import main
-from semisfl.costs import profiles
-from semisfl.costs.rounds import round_operations
+from semisfl.costs import clock
 
 
 def test_a_measured_profile_is_one_that_plans_take(
@@ -17,7 +16,7 @@ def test_a_measured_profile_is_one_that_plans_take(
 ) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(bench.client_profile("digits", "cpu"))
-    (device,) = profiles.load(str(file)).devices
+    (device,) = clock.load_profile(str(file)).devices
     assert device.gflops > 0 and device.memory_gb > 0.1
     plan = ["plan", "digits", "--profile", str(file), "--json", "--out", str(tmp_path / "p.png")]
     assert main(plan) == 0

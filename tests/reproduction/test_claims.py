@@ -23,8 +23,8 @@ from reproduction.tables import poisoning as poisoning_tables
 from reproduction.tables import results as result_tables
 from reproduction.tables.numbers import METHODS, accuracies, every_seed, numbered, runs, summed
 from semisfl.cli.look import _models
-from semisfl.costs.about_images import AboutImages
 from semisfl.costs.plan import make
+from semisfl.costs.rounds import ImageFacts
 from semisfl.runs.report import Spread
 from semisfl.settings.catalog import DATA
 from semisfl.settings.presets import preset
@@ -106,7 +106,7 @@ def costs() -> Iterator[str]:
     presets = {"svhn": "SVHN, CNN", "cifar10": "CIFAR-10, AlexNet", "stl10": "STL-10, VGG13"}
     for name, title in presets.items():
         known = DATA[name]
-        made = make(preset(name), AboutImages(known.shape, known.classes, 1000), paper_world())
+        made = make(preset(name), ImageFacts(known.shape, known.classes, 1000), paper_world())
         (whole,) = (line for line in made.full if line.method == "fedswitch")
         best = "before `fc1`, as in the paper"
         if made.best.cut != made.chosen.cut:
