@@ -1,7 +1,24 @@
+"""States in host memory: what is kept, what is lent to the device, and what is freed."""
+
+import gc
+import weakref
+
 import torch
 
 from semisfl.engine.host import HostShelf
 from semisfl.runs import checkpoint
+
+
+def test_copies_on_the_device_are_freed_with_the_next_state() -> None:
+    shelf = HostShelf(torch.device("meta"))  # a device other than the host
+    shelf.put("one", {"weight": torch.ones(3)})
+    lent = shelf.get("one")
+    assert shelf.get("one") is lent, "one copy for all who ask"
+    reference = weakref.ref(lent["weight"])
+    del lent
+    shelf.put("two", {"weight": torch.ones(3)})
+    gc.collect()
+    assert reference() is None
 
 
 def test_a_stored_state_does_not_follow_its_source() -> None:

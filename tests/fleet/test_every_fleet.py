@@ -22,7 +22,9 @@ from semisfl.methods.sizes import Cost
 from semisfl.models.build import build_model
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
+from semisfl.settings.run import WireConfig
 from tests.fleet import rank_process
 from tests.net.harness import BATCHNORM, Network, network, tiny, toy_data, until
 from tests.sizes import sizes_of
@@ -176,6 +178,36 @@ def test_fleets_agree_on_full_model_rounds(make: Make) -> None:
             assert ours.loss_supervised == theirs.loss_supervised
             assert ours.loss_semi == theirs.loss_semi
         assert fixture.experiment.fleet.traffic.counts == reference.fleet.traffic.counts
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "semifl", "fedmatch"])
+def test_coded_models_are_the_same_in_a_simulation_and_on_devices(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent, what a client still holds and what comes back: to the last bit."""
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
+    config = tiny(
+        3,
+        method=method,
+        rounds=3,
+        wire=dict.fromkeys(WireConfig.model_fields, "int8"),
+        model={"layers": BATCHNORM},
+        semisfl={"client_teacher": "ema"},
+        fedswitch={"confidence_threshold": 0.2, "iid_threshold": 0.05},
+        semifl={"confidence_threshold": 0.2},
+        fedmatch={"confidence_threshold": 0.2},
+    )
+    metrics, weights = [], []
+    for make in (local, over_network):
+        with make(config) as fixture:
+            metrics.append(run_rounds(fixture.experiment).rounds)
+            tested = fixture.experiment.method.tested()
+            states = {name: model.state_dict() for name, model in tested.items()}
+            weights.append(checkpoint.digest(states))
+    for row, other in zip(*metrics, strict=True):
+        losses = {key for key in row if key.startswith("loss_")}
+        assert {key: row[key] for key in losses} == {key: other[key] for key in losses}
+    assert weights[0] == weights[1]
 
 
 @every_fleet

@@ -73,6 +73,17 @@ def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
     assert not torch.equal(*drawn)
 
 
+def test_noise_of_a_simulation_is_another_one_in_every_round_and_client() -> None:
+    outgoing, hardware = Outgoing(), simulated().hardware
+    outgoing.agree(tiny(2, policy={"clip": 2.0, "noise": 0.5, **UPDATES}))
+    drawn = []
+    for index, clients in ((0, (0, 1)), (1, (0, 1)), (0, (0, 1))):
+        outgoing.start_round(index, clients, hardware)
+        drawn += outgoing.guarded(torch.ones(2, 8), 2)
+    assert torch.equal(torch.stack(drawn[:2]), torch.stack(drawn[4:]))
+    assert len({tuple(row.tolist()) for row in drawn}) == 4
+
+
 def test_gradients_go_back_through_the_clip_and_the_noise() -> None:
     """Held against the derivative by hand: noise is the same whatever the row."""
     outgoing = Outgoing()
@@ -125,15 +136,17 @@ def test_noise_leaves_no_variance_negative() -> None:
 
 
 def test_clients_of_a_simulation_leave_when_their_caps_are_used_up() -> None:
-    experiment = simulated(policy={"uses_per_image": 1}, clients={"active": 2}, rounds=3)
+    experiment = simulated(
+        policy={"uses_per_image": 3}, clients={"active": 2, "steps": 4}, rounds=3
+    )
     fleet = experiment.fleet
     experiment.method.round(0)
     assert len(fleet.present()) == 1
-    resumed = simulated(policy={"uses_per_image": 1}, clients={"active": 2}, rounds=3)
+    resumed = simulated(policy={"uses_per_image": 3}, clients={"active": 2, "steps": 4}, rounds=3)
     resumed.load_state_dict(experiment.state_dict())
     assert resumed.fleet.present() == fleet.present()
     experiment.method.round(1)
-    with pytest.raises(ValueError, match=r"no client is left: an image .* uses_per_image = 1"):
+    with pytest.raises(ValueError, match=r"no client is left: an image .* uses_per_image = 3"):
         fleet.wait_ready()
 
 

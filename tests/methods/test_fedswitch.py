@@ -16,6 +16,7 @@ from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
 from semisfl.methods.fedswitch_sl import FedSwitchSL
 from semisfl.runs.experiment import Experiment
 from tests import toy
+from tests.leaving import leave
 
 
 def switch(*assignments: str, **kind: bool) -> tuple[Experiment, FedSwitch]:
@@ -131,6 +132,25 @@ def test_the_student_labels_where_its_predictions_are_uneven() -> None:
     assert (first.numbers["by_teacher"], last.numbers["by_teacher"]) == (1.0, 0.0)
     size = sum(value.numel() * value.element_size() for value in state.values())
     assert experiment.fleet.traffic.by_kind()["teacher_down"] - before == size
+
+
+def test_the_share_labelled_by_the_teacher_is_of_the_clients_that_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment, method = switch("clients.active=3")
+    chosen = iter([True, True, False])
+    monkeypatch.setattr(FedSwitchWork, "_teacher_labels", lambda *_: next(chosen))
+    train = experiment.fleet.train
+    experiment.fleet.train = lambda work, plan: train(work, plan)[1:]  # type: ignore[method-assign]
+    assert method.round(0).labelled_by_teacher == 0.5
+
+
+def test_in_a_split_round_it_is_of_all_for_whom_the_server_chose() -> None:
+    experiment, method = split_switch("clients.active=3", "fedswitch.iid_threshold=0.5")
+    method.round(0)
+    method.skew = {0: 0.9, 1: 0.1, 2: 0.1}
+    leave(experiment.fleet, {0})
+    assert method.round(1).labelled_by_teacher == pytest.approx(2 / 3)
 
 
 def test_a_state_fetched_twice_is_counted_once() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from semisfl.fleet.base import ClientResult
-from semisfl.methods.full_model import report
+from semisfl.methods.full_model import combined, report
 from semisfl.runs import experiment as experiments
 from tests import toy
 
@@ -41,6 +41,17 @@ def test_mask_rate_is_the_share_of_images_that_are_not_confident(
     else:
         assert row.mask_rate == pytest.approx(masked)
         assert list(row.coverage_by_client.values()) == [pytest.approx(1 - masked)] * 2
+
+
+@pytest.mark.parametrize(("took_part", "expected"), [(1, 9.0), (2, 9.0), (3, 0.0), (4, 0.0)])
+def test_a_single_contributor_decides_only_where_there_are_no_limits(
+    took_part: int, expected: float
+) -> None:
+    """Three clients of whom one contributes are two unchanged models and one update."""
+    setup = toy.assemble("semifl", "robust.aggregate=median").method.setup  # type: ignore[attr-defined]
+    results = [ClientResult(client, {}, {}) for client in range(took_part - 1)]
+    results.append(ClientResult(7, {"model": {"w": torch.full((2,), 9.0)}}, {}))
+    assert float(combined(setup, results, "model", {"w": torch.zeros(2)})["w"][0]) == expected
 
 
 def test_supervised_steps_train_batchnorm_and_dropout() -> None:

@@ -1,7 +1,9 @@
 """Test every method: it learns, counts its bytes, repeats itself and resumes exactly."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from semisfl.costs.clock import LinkSpeed, World
 from semisfl.costs.plan import make
 from semisfl.costs.rounds import ImageFacts
 from semisfl.data.partition import Partition
+from semisfl.fleet.base import RoundAborted
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.fedmatch import settings as fedmatch_settings
 from semisfl.methods.fl2 import settings as fl2_settings
@@ -247,6 +250,41 @@ def test_resume_is_bit_identical(
     assert checkpoint.digest(after.method.state_dict()) == checkpoint.digest(
         straight.method.state_dict()
     )
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
+def test_an_undone_attempt_leaves_no_trace(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients have computed and sent in it, and sums and optimisers have moved."""
+    monkeypatch.setattr("semisfl.methods.fl2.method.PRETRAIN_ROUNDS", 0)
+    sections = ("semisfl", "semifl", "fedswitch", "fl2", "fedmatch")
+    settings = [
+        *(f"{section}.confidence_threshold=0.3" for section in sections),
+        *("clients.active=3", "semisfl.align=client", "robust.features=limited"),
+    ]
+    results, calls = [], 0
+    for failing in (0, 7 if "sl" in method else 2):  # the third step or first call of round 1
+        experiment = toy.assemble(method, *settings, batchnorm=True)
+        calls = 0
+
+        def fail(call: Callable[..., Any], failing: int = failing) -> Callable[..., Any]:
+            def counted(*arguments: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                answer = call(*arguments)
+                if calls == failing:
+                    raise RoundAborted("too few clients are left")
+                return answer
+
+            return counted
+
+        for name in ("forward", "train"):
+            setattr(experiment.fleet, name, fail(getattr(experiment.fleet, name)))
+        rows = run_rounds(experiment).rounds
+        assert ("bytes_repeated" in rows[-1]) == bool(failing)
+        metrics = [{k: v for k, v in row.items() if "bytes" not in k} for row in rows]
+        digest = checkpoint.digest(experiment.method.state_dict())
+        results.append((toy.but_for_time(metrics), digest))
+    assert results[0] == results[1]
 
 
 # --- where things are -----------------------------------------------------------------------------

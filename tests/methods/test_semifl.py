@@ -257,6 +257,20 @@ def lying(experiment: Experiment, liar: int) -> None:
     experiment.fleet.train = train  # type: ignore[method-assign]
 
 
+def test_limited_statistics_weigh_as_much_as_unlimited_ones() -> None:
+    """Here every client and the server have one batch."""
+    actual = []
+    for rule in ("robust.aggregate=mean", "robust.aggregate=clipped_mean"):
+        wide = "robust.clipped_mean.limit=1e6"
+        _, method = make("clients.active=3", rule, wide, batchnorm=True)
+        method._recompute_statistics(0, (0, 1, 2))
+        actual.append(statistics_of(method.model))
+    running = [name for name in actual[0] if "running" in name]
+    assert len(running) == 2
+    for name in running:
+        torch.testing.assert_close(actual[1][name], actual[0][name], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("rule", ["mean", "clipped_mean", "median"])
 def test_one_client_s_statistics_are_limited_as_its_weights_are(rule: str) -> None:
     actual = {}

@@ -65,6 +65,14 @@ def test_a_contradictory_policy_is_one_line(values: dict, message: str) -> None:
         parse_policy(values)
 
 
+@pytest.mark.parametrize(("clip", "noise"), [("clip", "noise"), ("update_clip", "update_noise")])
+def test_a_smaller_clip_makes_no_amount_of_noise_smaller(clip: str, noise: str) -> None:
+    rest = {"clip": 1.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1}
+    own, asked = DevicePolicy(**{**rest, noise: 0.5}), Policy(**{**rest, clip: 0.25})
+    both = stricter(own, asked)
+    assert getattr(both, clip) == 0.25 and getattr(both, noise) == pytest.approx(2.0)
+
+
 def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
     own = DevicePolicy(
         codec="int8",
