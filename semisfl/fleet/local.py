@@ -81,7 +81,7 @@ class Simulation:
         return Price.of_split(self._policy, self.config.clients.steps, held)
 
     def _refusal(self, client: int) -> str | None:
-        return self._spent[client].refusal(self._policy, self._price(client))
+        return self._spent[client].plus(self._price(client)).excess(self._policy)
 
 
 class LocalFleet(Simulation):

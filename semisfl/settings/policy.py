@@ -62,7 +62,7 @@ class Policy(Section):
     bits_per_image: float | None = Field(
         None,
         gt=0,
-        description="most bits that all that is sent may carry, over images held; none: no limit",
+        description="most bits about any one image that all that is sent may carry; none: no limit",
     )
     uses_per_image: int | None = Field(
         None, ge=1, description="how often the features of one image may be sent; none: no limit"

@@ -1,6 +1,5 @@
 """A device's policy against a server that knows of it, and against one that does not care."""
 
-import json
 import logging
 import re
 from pathlib import Path
@@ -9,15 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from semisfl.fleet.base import RoundAborted
-from semisfl.fleet.caps import Price, Spent
-from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.join import join
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.server import admission
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy
-from tests.disk import largest_file
 from tests.net.harness import Network, audited, network, tiny, until
 
 SESSIONS = "semisfl.net.server.sessions"
@@ -29,46 +24,6 @@ def ended(net: Network, client: int = 0) -> str:
     error = net.clients[client].error
     assert isinstance(error, Rejected), error
     return str(error)
-
-
-def test_caps_that_cannot_be_written_down_are_said_before_anything_is_sent(tmp_path: Path) -> None:
-    allowance = Allowance(tmp_path / "not there" / "policy.spent.json")
-    with pytest.raises(ValueError, match=r"policy\.spent\.json cannot be written \(No such file"):
-        allowance.check_writable()
-    file = tmp_path / "policy.spent.json"
-    Allowance(file).check_writable()
-    assert Allowance(file).spent.rounds == 0
-
-
-DAMAGED = [
-    *("", "{}", "[]", "3", '{"rounds": [], "uses": 0}', '{"rounds": 1e999, "uses": 0}'),
-    *('{"rounds": -1, "uses": 0}', '{"rounds": 0, "uses": 0, "bits": NaN}', "[" * 100_000),
-    *(f'{{"rounds": 0, "uses": 0, "classified": {one}}}' for one in ("[1]", "5", '{"a": 1}')),
-    *(f'{{"rounds": 0, "uses": 0, "held": {one}}}' for one in ("Infinity", "null", "-1")),
-]
-
-
-@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_count_is_said_and_never_read_as_nothing(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "policy.spent.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"policy\.spent\.json cannot be read: .*restore it"):
-        Allowance(file)
-    assert file.read_text() == text
-
-
-def test_a_full_disk_in_a_round_names_the_file_and_what_to_do(tmp_path: Path) -> None:
-    file, policy = tmp_path / "policy.spent.json", DevicePolicy(rounds=3)
-    allowance = Allowance(file)
-    allowance.take(policy, Price(10))
-    with (
-        largest_file(4),
-        pytest.raises(
-            ConfigError, match=r"spent\.json cannot be written \(.* in a folder with room"
-        ),
-    ):
-        allowance.take(policy, Price(10))
-    assert Allowance(file).spent.rounds == 1
 
 
 def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(
@@ -124,79 +79,6 @@ def test_a_runs_policy_holds_on_devices_that_have_none(monkeypatch: pytest.Monke
     assert len(seen) == 2
     for norms in seen:
         assert torch.allclose(norms, torch.tensor(0.01), rtol=1e-4)
-
-
-def test_caps_end_a_devices_part_and_outlast_its_process(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = beside(tmp_path / "policy.toml")
-    with network(tiny(1, rounds=3)) as net:
-        for count in range(2):  # the second time as a new process, which must remember the first
-            client = net.enrol(0, policy=DevicePolicy(rounds=2), allowance=Allowance(file))
-            net.experiment.method.round(count)
-            if not count:
-                client.device.stop()
-                client.join(30)
-                until(lambda: not net.fleet.present())
-        with pytest.raises(RoundAborted):
-            net.experiment.method.round(2)
-        assert "round 3 of this client would exceed the policy's rounds = 2" in ended(net)
-    assert file.name == "policy.spent.json" and Allowance(file).spent.rounds == 2
-    assert "what its owner's caps allow is used up" in audited(caplog)[-1]
-
-
-# A round of `tiny` uses each of a device's 12 images once at most: 2 steps of 4.
-@pytest.mark.parametrize(
-    ("method", "policy", "spent", "reason"),
-    [
-        ("semisfl", DevicePolicy(rounds=3), Spent(3, 0), "round 4 of this client would exceed"),
-        ("semisfl", DevicePolicy(uses_per_image=3), Spent(0, 3), "an image would be used 4 times"),
-        (
-            "fedswitch",
-            DevicePolicy(rounds=3, full_models=True),
-            Spent(3, 0),
-            "round 4 of this client would exceed",
-        ),
-    ],
-)
-def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
-    method: str,
-    policy: DevicePolicy,
-    spent: Spent,
-    reason: str,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-) -> None:
-    allowance = Allowance()
-    allowance.spent = spent
-    with network(tiny(1, method=method)) as net:
-        net.fleet.device_log.open(tmp_path, net.fleet.status)
-        net.join(0, policy=policy, allowance=allowance)
-        assert f"this device's policy ends its part: {reason}" in ended(net)
-        until(lambda: bool(audited(caplog)))
-        assert net.fleet.roster.images == {} and not net.fleet.device_log.events["here"]
-    (line,) = audited(caplog)
-    assert "the client's policy: what its owner's caps allow is used up" in line
-    assert json.loads((tmp_path / "fleet.jsonl").read_text())["by"] == "device"
-
-
-@pytest.mark.parametrize(
-    ("method", "policy", "spent"),
-    [
-        ("semisfl", DevicePolicy(rounds=3), Spent(2, 9)),
-        ("semisfl", DevicePolicy(uses_per_image=3), Spent(9, 2)),
-        ("fedswitch", DevicePolicy(rounds=10, full_models=True), Spent(9, 3)),
-    ],
-)
-def test_a_device_whose_caps_allow_one_more_round_takes_part(
-    method: str, policy: DevicePolicy, spent: Spent
-) -> None:
-    allowance = Allowance()
-    allowance.spent = spent
-    with network(tiny(1, method=method)) as net:
-        client = net.enrol(0, policy=policy, allowance=allowance)
-        net.experiment.method.round(0)
-        assert client.error is None and net.fleet.present() == [0]
 
 
 def test_a_codec_that_the_server_does_not_know_is_final_and_has_its_line(

@@ -1,6 +1,6 @@
 """The bottom that goes back, against a server that wants the images in it, over the network."""
 
-import tomllib
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ from semisfl.attacks.uploads import rebuilt
 from semisfl.data.augment import Augmentation
 from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.net.client.agreement import check_gradients
-from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy, PolicyBreach, parse_policy, read_policy
-from tests.net.harness import Network, network, tiny, toy_data, until
+from tests.net.harness import SIDE, Network, network, tiny, toy_data
 
 LAYERS = [
     *({"kind": "flatten"}, {"kind": "linear", "features": 64}, {"kind": "relu"}),
@@ -79,6 +78,81 @@ def test_the_strict_policy_shows_no_image(net: Network) -> None:
     assert images_in(net, attacked(net, policy)) == 0
 
 
+def aim(net: Network, policy: DevicePolicy, rounds: int) -> list[float]:
+    """Read an image by uploads alone, as a server that aims does; return the largest error after each round.
+
+    The first layer gives s (x - estimate / 12) of each image x, the second gives features of 0 and has the
+    gradient 1 for its first one. So the first row of its update is s times the difference between the sum of the
+    device's 12 images and the estimate of that sum: the next estimate adds what the noisy upload shows of it. The
+    scale s fills the clip. The other 11 images are black, so their sum shows the first one.
+    """
+    client = net.enrol(0, policy=policy)
+    strict, lr, pixels = read_policy(POLICIES / "strict.toml"), 0.02, net.data.images[0].numel()
+    assert strict.update_clip is not None
+    bottom: Any = net.experiment.method.student.bottom  # type: ignore[attr-defined]
+    names = list(bottom.state_dict())
+    target = -torch.ones(IMAGES, pixels)  # black pixels, as they are normalised
+    target[0] = net.data.images[net.partition.clients[0][0]].flatten() / 127.5 - 1
+    truth, estimate = target.sum(0), target[1:].sum(0)
+    length, errors = pixels**0.5, []
+    for index in range(rounds):
+        state = {name: torch.zeros_like(tensor) for name, tensor in bottom.state_dict().items()}
+        scale = strict.update_clip / (lr * length)
+        state[names[0]] = scale * torch.eye(pixels)
+        state[names[1]] = -scale * estimate / IMAGES
+        net.fleet.start_round(SplitRound(index, (0,), 1, lr, state, state))
+        features = net.fleet.forward().student
+        net.fleet.backward(torch.eye(1, features.shape[1]).repeat(IMAGES, 1))
+        uploaded = net.fleet.finish_round()[names[2]][0]
+        estimate = estimate - SHARE * uploaded / (lr * scale)
+        errors.append(float((estimate - truth).abs().max()) / 2)
+        length *= SHRINKS
+    assert client.error is None
+    return errors
+
+
+SHARE, SHRINKS = 0.8, 0.5
+"""Of a difference that an upload shows, the part that is added; and how much smaller the next one is expected."""
+
+
+def aimed(monkeypatch: pytest.MonkeyPatch) -> Network:
+    """Return a run whose device holds one image and 11 black ones, without augmentation."""
+    monkeypatch.setattr(
+        Augmentation, "of", lambda _: Augmentation(False, pad=0, num_ops=0, cutout=0)
+    )
+    layers = [{"kind": "flatten"}, {"kind": "linear", "features": SIDE * SIDE}]
+    layers += [{"kind": "linear", "features": 8}, {"kind": "relu"}, {"kind": "linear"}]
+    config = tiny(
+        1,
+        rounds=12,
+        model={"layers": layers, "cut": 3, "projector": "linear"},
+        clients={"batch": IMAGES, "steps": 1},
+    )
+    data, partition = toy_data(1)
+    data.images[partition.clients[0][1:]] = 0
+    return Network(config, data, partition)
+
+
+def test_uploads_that_refine_an_estimate_read_an_image_exactly_unless_a_quota_ends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each upload was counted over all images held: the strict policy allowed 14 rounds here."""
+    strict = read_policy(POLICIES / "strict.toml")
+    net = aimed(monkeypatch)
+    with contextlib.closing(net):
+        errors = aim(net, strict.model_copy(update={"bits_per_image": None}), 12)
+    assert errors[0] > 0.2 and errors[-1] < 0.5 / 255, errors
+    net = aimed(monkeypatch)
+    with contextlib.closing(net):
+        with pytest.raises(RoundAborted):
+            aim(net, strict, 12)
+        net.clients[0].join(30)
+        assert "bits about an image, the policy has bits_per_image = 1000" in str(
+            net.clients[0].error
+        )
+        assert net.clients[0].device.rounds == 1
+
+
 def test_gradients_far_longer_than_their_features_end_the_part(net: Network) -> None:
     with pytest.raises(RoundAborted):
         attacked(net, DevicePolicy(), length=1e4)
@@ -114,96 +188,6 @@ def test_a_batch_of_one_is_refused_unless_the_owner_allows_it() -> None:
         )
     with network(config) as net:
         net.enrol(0, policy=DevicePolicy(smallest_batch=1))
-
-
-@pytest.mark.parametrize("name", ["open", "strict"])
-def test_the_policies_that_are_shipped_take_part_in_rounds(name: str, tmp_path: Path) -> None:
-    text = (POLICIES / f"{name}.toml").read_text(encoding="utf-8")
-    policy, file = parse_policy(tomllib.loads(text)), beside(tmp_path / f"{name}.toml")
-    with network(tiny(2, rounds=3)) as net:
-        for index in range(2):
-            many = net.data.images[net.partition.clients[index]].repeat(10, 1, 1, 1)
-            net.join(
-                index,
-                policy=policy,
-                allowance=Allowance(file if not index else None),
-                load=lambda _, many=many: (many, 0),
-            )
-        net.wait_for(2)
-        bits = []
-        for index in range(3):
-            net.experiment.method.round(index)
-            bits.append(net.clients[0].device.bits_per_image)
-        assert sorted(net.fleet.present()) == [0, 1]
-    if name == "strict":
-        # Written down, and growing by the same amount in each round.
-        assert Allowance(file).spent.bits == pytest.approx(bits[-1] * 120)
-        assert bits[1] == pytest.approx(2 * bits[0]) and bits[2] == pytest.approx(3 * bits[0])
-    else:
-        assert bits == [float("inf")] * 3
-
-
-def test_the_cap_on_bits_ends_the_part_before_the_send_and_outlasts_the_process(
-    tmp_path: Path,
-) -> None:
-    file = beside(tmp_path / "policy.toml")
-    shaped = {"clip": 1.0, "noise": 0.14, "update_clip": 1.0, "update_noise": 0.01}
-    with network(tiny(1, rounds=3)) as net:
-        client = net.enrol(0, policy=DevicePolicy(**shaped), allowance=Allowance(None))
-        net.experiment.method.round(0)
-        once = client.device.bits_per_image
-        client.device.stop()
-        client.join(30)
-        until(lambda: not net.fleet.present())
-        policy = DevicePolicy(**shaped, bits_per_image=1.5 * once)
-        client = net.enrol(0, policy=policy, allowance=Allowance(file))
-        net.experiment.method.round(1)
-        counts = dict(net.fleet.traffic.counts)
-        with pytest.raises(RoundAborted):
-            net.experiment.method.round(2)
-        client.join(30)
-        assert f"would carry {2 * once:,.1f} bits per image" in str(client.error)
-        assert not net.fleet.present()
-        # Nothing went up after the cap was reached.
-        up = {key: count for key, count in net.fleet.traffic.counts.items() if key[1] == "up"}
-        assert up == {key: count for key, count in counts.items() if key[1] == "up"}
-        # A new process reads the same count, and is not let in.
-        again = net.join(0, policy=policy, allowance=Allowance(file))
-        again.join(30)
-        assert "bits per image, the policy has bits_per_image" in str(again.error)
-    assert Allowance(file).spent.bits == pytest.approx(once * 12)
-
-
-def test_two_devices_that_share_a_file_share_its_caps(tmp_path: Path) -> None:
-    from semisfl.fleet.caps import Price
-
-    file, policy = beside(tmp_path / "policy.toml"), DevicePolicy(rounds=3)
-    one, other = Allowance(file), Allowance(file)
-    for allowance in (one, other, one):
-        allowance.take(policy, Price(10))
-    with pytest.raises(PolicyBreach, match="round 4"):
-        other.take(policy, Price(10))
-    assert Allowance(file).spent.rounds == 3
-
-
-def test_a_process_that_starts_gives_back_nothing(tmp_path: Path) -> None:
-    """It had read the file before another one counted, and wrote what it had read."""
-    from semisfl.fleet.caps import Price
-
-    file, policy = beside(tmp_path / "policy.toml"), DevicePolicy(rounds=3)
-    one, other = Allowance(file), Allowance(file)
-    one.take(policy, Price(10))
-    other.check_writable()
-    assert Allowance(file).spent.rounds == 1
-
-
-def test_a_count_without_bits_is_of_an_earlier_version_and_has_no_bound(tmp_path: Path) -> None:
-    file = tmp_path / "policy.spent.json"
-    file.write_text('{"rounds": 2, "uses": 3}')
-    assert Allowance(file).spent.bits == float("inf")
-    file.write_text('{"rounds": 2, "uses": 3, "bits": -5}')
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Allowance(file)
 
 
 def first_gradients(victim: Tensor) -> Tensor:

@@ -170,14 +170,14 @@ def test_bits_are_counted_for_each_image_and_together_with_training(
 
     ask(PIXELS[:4])
     ask(PIXELS[:1])
-    with pytest.raises(PolicyBreach, match="all that was sent of an image would carry"):
+    with pytest.raises(PolicyBreach, match="bits about an image, the policy has bits_per_image"):
         ask(PIXELS[:1])
     ask(PIXELS[4:])
     counted = Allowance(spent)
-    assert counted.total.bits == pytest.approx(9 * each) and counted.total.uses == 2
+    assert counted.total.bits == pytest.approx(2 * each) and counted.total.uses == 2
     # A round of training counts them too, and is counted by the next call.
-    spent.write_text(json.dumps({"rounds": 1, "uses": 1, "bits": 10 * 2 * each, "held": 10}))
-    with pytest.raises(PolicyBreach, match="all that was sent of an image would carry"):
+    spent.write_text(json.dumps({"rounds": 1, "uses": 1, "bits": 2 * each}))
+    with pytest.raises(PolicyBreach, match="bits about an image, the policy has bits_per_image"):
         ask(PIXELS[:1])
 
 

@@ -1,4 +1,4 @@
-"""Keep what a device has spent of its caps on disk: a restart must not lift them.
+"""What a device has used of its policy's quotas, kept on disk: a restart must not lift them.
 
 Training and `classify` count in one file, and each counts what the other one sent.
 """
@@ -9,7 +9,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from semisfl.files import write_whole
@@ -22,9 +21,10 @@ USED_UP = "what its owner's caps allow is used up"
 
 
 class Allowance:
-    """Count what was spent, in ``file``; None: not on disk, for policies without caps."""
+    """Count rounds, uses and bits, in ``file``; None: in memory alone, for policies without quotas."""
 
     def __init__(self, file: Path | None = None) -> None:
+        """Read the file if it exists; raise `ConfigError` if it is damaged: no count starts from 0 by mistake."""
         self._file = file
         self.spent = Spent()
         """Sums over the rounds of training so far."""
@@ -32,80 +32,37 @@ class Allowance:
         if file is not None and file.exists():
             self._read(file)
 
-    def _read(self, file: Path) -> None:
-        """Read what was spent; raise `ConfigError` if that is unknown, never start from 0."""
-        try:
-            plain = json.loads(file.read_text(encoding="utf-8"))
-            rounds, uses = int(plain["rounds"]), int(plain["uses"])
-            # An earlier version did not count bits.
-            bits = float(plain.get("bits", math.inf if rounds else 0.0))
-            if min(rounds, uses, bits) < 0 or math.isnan(bits):
-                raise ValueError(f"nobody spends {plain}")
-            self.spent = Spent(rounds, uses, bits)
-            self.classified = Classified.of(plain.get("classified", {}), int(plain.get("held", 0)))
-        except Exception as error:  # JSON of any other form raises nearly anything
-            raise ConfigError(
-                f"{file} cannot be read: {error}; it counts what this device has sent: restore it, or "
-                "remove it to count from 0 again"
-            ) from error
-
-    def check_writable(self) -> None:
-        """Raise `ConfigError` now, not in the first round, if the file cannot be written."""
-        if self._file is not None:
-            with self._locked(self._file):
-                pass
-
-    def _write(self, file: Path) -> None:
-        """Write the count; it is on the disk, under its name, when this returns."""
-        plain = {
-            **vars(self.spent),
-            "held": self.classified.held,
-            "classified": self.classified.images,
-        }
-        write_whole(file, json.dumps(plain).encode(), private=True)
-        with _opened(file.parent, os.O_RDONLY) as folder:
-            os.fsync(folder)
-
     @property
     def total(self) -> Spent:
-        """Return what training and `classify` have spent together."""
+        """Return what training and `classify` have used together."""
         return self.classified.beside(self.spent)
 
     def check(self, policy: DevicePolicy, price: Price) -> None:
-        """Raise `PolicyBreach` if one more round at this price exceeds the caps."""
-        if (reason := self.total.refusal(policy, price)) is not None:
-            raise PolicyBreach(reason, USED_UP)
+        """Raise `PolicyBreach` if one more round at this price exceeds the quotas."""
+        _refuse_excess(policy, self.classified.beside(self.spent.plus(price)))
 
     def take(self, policy: DevicePolicy, price: Price) -> None:
-        """Spend one round, on disk before anything is sent; raise `PolicyBreach` beyond the caps."""
-        with self._counting(policy):
+        """Count one round, on disk before anything is sent; raise `PolicyBreach` beyond the quotas."""
+        with self.counting(policy):
             self.check(policy, price)
             self.spent = self.spent.plus(price)
-            self.classified = replace(self.classified, held=price.images)
 
     def take_answers(self, policy: DevicePolicy, images: Sequence[str], bits: float) -> None:
-        """Spend one use of ``bits`` for each image to classify, by its digest; as `take` does."""
-        with self._counting(policy):
+        """Count one use of ``bits`` for each image to classify, by the digest of its content; as `take` does."""
+        with self.counting(policy):
             after = self.classified.plus(images, bits)
-            if (reason := after.refusal(policy, self.spent, images)) is not None:
-                raise PolicyBreach(reason, USED_UP)
+            _refuse_excess(policy, after.beside(self.spent, images))
             self.classified = after
 
     @contextlib.contextmanager
-    def _counting(self, policy: DevicePolicy) -> Iterator[None]:
-        """Count in the block, on disk if the policy has caps."""
-        if self._file is None or not policy.capped:
-            yield
-            return
-        with self._locked(self._file):
-            yield
-
-    @contextlib.contextmanager
-    def _locked(self, file: Path) -> Iterator[None]:
-        """Read what was spent before the block, and write it after; another process may count too.
+    def counting(self, policy: DevicePolicy) -> Iterator[None]:
+        """Read the file before the block, and write it after, if the policy has quotas; another process may count too.
 
         Raises `ConfigError` if it cannot be written: nothing may be sent then.
         """
+        if (file := self._file) is None or not policy.capped:
+            yield
+            return
         try:
             with _opened(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT) as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -119,6 +76,36 @@ class Allowance:
                 "the policy's caps allow; keep the policy in a folder with room that it may write to"
             ) from error
 
+    def _read(self, file: Path) -> None:
+        try:
+            plain = json.loads(file.read_text(encoding="utf-8"))
+            spent = Spent(int(plain["rounds"]), int(plain["uses"]), float(plain["bits"]))
+            if min(vars(spent).values()) < 0 or math.isnan(spent.bits):
+                raise ValueError(f"nobody spends {plain}")
+            self.spent, self.classified = spent, Classified.of(plain.get("classified", {}))
+        except Exception as error:  # JSON of any other form raises nearly anything
+            raise ConfigError(
+                f"{file} cannot be read: {error}; it counts what this device has sent: restore it, or "
+                "remove it to count from 0 again"
+            ) from error
+
+    def _write(self, file: Path) -> None:
+        """Write the count; it is on the disk, under its name, when this returns."""
+        plain = {**vars(self.spent), "classified": self.classified.images}
+        write_whole(file, json.dumps(plain).encode(), private=True)
+        with _opened(file.parent, os.O_RDONLY) as folder:
+            os.fsync(folder)
+
+
+def beside(policy: Path) -> Path:
+    """Return the file that counts what was used under a policy's file."""
+    return policy.with_suffix(".spent.json")
+
+
+def _refuse_excess(policy: DevicePolicy, spent: Spent) -> None:
+    if (reason := spent.excess(policy)) is not None:
+        raise PolicyBreach(reason, USED_UP)
+
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
@@ -127,8 +114,3 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def beside(policy: Path) -> Path:
-    """Return the file that counts what was spent under a policy's file."""
-    return policy.with_suffix(".spent.json")

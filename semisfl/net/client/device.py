@@ -111,8 +111,8 @@ class Device:
 
     @property
     def bits_per_image(self) -> float:
-        """Return the most bits that all that was sent carries, over images held; inf: no bound."""
-        return self._allowance.total.bits / max(self.image_count[0], 1)
+        """Return the most bits about one image that all that was sent carries; inf: no bound."""
+        return self._allowance.total.bits
 
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
@@ -248,9 +248,9 @@ class Device:
     # --- rounds ----------------------------------------------------------------------------------
 
     def _price(self, steps: int) -> Price:
-        """Return what a round of ``steps`` takes of the caps."""
+        """Return what a round of ``steps`` uses of the quotas."""
         if self._works:  # no features leave, but each round's model is made of every image
-            return Price(len(self.member.images))
+            return Price()
         return Price.of_split(self.outgoing.policy, steps, self.member.held)
 
     def _begin_round(self, fields: Mapping[str, Any]) -> None:
@@ -263,11 +263,10 @@ class Device:
                 "start the device again if it shall go on"
             )
         self._doing = f"training in round {fields['round'] + 1}"
-        price = self._price(fields["steps"])
-        self._allowance.take(policy, price)
+        self._allowance.take(policy, self._price(fields["steps"]))
         spent = self._allowance.total
         if self.rounds == 0 or math.isfinite(spent.bits):
-            log.info("%s", spent.words(policy, price.images))
+            log.info("%s", spent.words(policy))
 
     def _end_round(self) -> None:
         self.rounds += 1

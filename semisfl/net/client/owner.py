@@ -72,8 +72,8 @@ class Owner:
             limits = with_known_codec(read_policy(policy), str(policy))
             remembered = remembered or policy.with_suffix(".accepted.txt")
         allowance = Allowance(beside(policy) if policy is not None else None)
-        if limits.capped:
-            allowance.check_writable()
+        with allowance.counting(limits):  # fail now, not in the first round
+            pass
         if limits.model:
             return cls(limits, allowance, Approval(limits.model))
         return cls(limits, allowance, Approval(accept, remembered))
