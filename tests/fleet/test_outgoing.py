@@ -59,6 +59,20 @@ def test_noise_has_the_deviation_the_policy_names_and_is_drawn_anew_for_every_ro
         assert similarity < 0.5
 
 
+@pytest.mark.parametrize("changed", ["round", "client", "seed"])
+def test_noise_of_a_simulation_is_another_one_in_every(changed: str) -> None:
+    def drawn(index: int, client: int, seed: int) -> torch.Tensor:
+        outgoing = Outgoing(NOISY)
+        outgoing.agree(tiny(1, seed=seed))
+        outgoing.start_round(index, (client,), hardware)
+        return outgoing.guarded(torch.ones(2, 8), 1)
+
+    hardware, usual = simulated().hardware, {"index": 1, "client": 1, "seed": 1}
+    other = usual | {"index" if changed == "round" else changed: 2}
+    assert torch.equal(drawn(**usual), drawn(**usual))
+    assert not torch.equal(drawn(**usual), drawn(**other))
+
+
 def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
     one, _ = first_features(simulated(policy={"clip": 2.0, "noise": 0.5, **UPDATES}))
     two, _ = first_features(simulated(policy={"clip": 2.0, "noise": 0.5, **UPDATES}))
@@ -133,6 +147,18 @@ def test_noise_leaves_no_variance_negative() -> None:
     leaving = outgoing.bottom(sent, sent).tensors
     assert (leaving["bn.running_var"] >= 0).all() and leaving["bn.running_var"].max() > 1
     assert leaving["bn.running_mean"].min() < -1
+
+
+def test_a_simulation_saves_each_quota_under_its_own_name() -> None:
+    policy = {"uses_per_image": 9}
+    one = simulated(policy=policy, clients={"steps": 6})  # two uses of an image per round
+    for _ in range(3):
+        one.fleet.spend((0, 1, 2))
+    resumed = simulated(policy=policy, clients={"steps": 6})
+    resumed.fleet.load_state_dict(one.fleet.state_dict())
+    assert resumed.fleet.present() == [0, 1, 2]  # 6 uses so far, 8 fit
+    resumed.fleet.spend((0, 1, 2))
+    assert resumed.fleet.present() == [], "10 uses do not fit; 3 taken for 6 would"
 
 
 def test_clients_of_a_simulation_leave_when_their_caps_are_used_up() -> None:

@@ -82,7 +82,7 @@ def aim(net: Network, policy: DevicePolicy, rounds: int) -> list[float]:
     """Read an image by uploads alone, as a server that aims does; return the largest error after each round.
 
     The first layer gives s (x - estimate / 12) of each image x, the second gives features of 0 and has the
-    gradient 1 for its first one. So the first row of its update is s times the difference between the sum of the
+    gradient G for its first one. So the first row of its update is G s times the difference between the sum of the
     device's 12 images and the estimate of that sum: the next estimate adds what the noisy upload shows of it. The
     scale s fills the clip. The other 11 images are black, so their sum shows the first one.
     """
@@ -97,20 +97,22 @@ def aim(net: Network, policy: DevicePolicy, rounds: int) -> list[float]:
     length, errors = pixels**0.5, []
     for index in range(rounds):
         state = {name: torch.zeros_like(tensor) for name, tensor in bottom.state_dict().items()}
-        scale = strict.update_clip / (lr * length)
+        scale = strict.update_clip / (lr * G * length)
         state[names[0]] = scale * torch.eye(pixels)
         state[names[1]] = -scale * estimate / IMAGES
         net.fleet.start_round(SplitRound(index, (0,), 1, lr, state, state))
         features = net.fleet.forward().student
-        net.fleet.backward(torch.eye(1, features.shape[1]).repeat(IMAGES, 1))
+        net.fleet.backward(G * torch.eye(1, features.shape[1]).repeat(IMAGES, 1))
         uploaded = net.fleet.finish_round()[names[2]][0]
-        estimate = estimate - SHARE * uploaded / (lr * scale)
+        estimate = estimate - SHARE * uploaded / (lr * G * scale)
         errors.append(float((estimate - truth).abs().max()) / 2)
         length *= SHRINKS
     assert client.error is None
     return errors
 
 
+G = 0.01
+"""Small, so that the second layer's bias takes little of the clip."""
 SHARE, SHRINKS = 0.8, 0.5
 """Of a difference that an upload shows, the part that is added; and how much smaller the next one is expected."""
 
@@ -127,6 +129,7 @@ def aimed(monkeypatch: pytest.MonkeyPatch) -> Network:
         rounds=12,
         model={"layers": layers, "cut": 3, "projector": "linear"},
         clients={"batch": IMAGES, "steps": 1},
+        optimizer={"weight_decay": 0.0},
     )
     data, partition = toy_data(1)
     data.images[partition.clients[0][1:]] = 0
