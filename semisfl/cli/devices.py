@@ -172,7 +172,7 @@ def _serve_model(model: "Classifier", network: "NetworkOptions", signals: StopSi
         signals.wait()
     finally:
         server.close()
-    print(f"stopped after {counted(sum(server.answered.values()), 'image')}")
+    print(f"stopped after {counted(sum(server.image_counts.values()), 'image')}")
 
 
 def join(
@@ -348,7 +348,7 @@ def classify(
         with ModelClient(target, codec=codec, bottom=bottom, owner=owner) as client:
             predictions = client.predict(images)
             if policy is not None:
-                console.say(client.carried)
+                console.say(client.summary)
     except NotAccepted as refused:
         line = how_to_accept(refused, "classify", address, certs, policy)
         raise Rejected(line, "policy") from refused

@@ -1,4 +1,10 @@
-"""A trained model, loaded from a run or a file, and its answers: ``load("runs/first").predict(["photo.jpg"])``."""
+"""A trained model, loaded from a run or a file, and its answers: ``load("runs/first").predict(["photo.jpg"])``.
+
+A file holds everything that is needed to use a model: weights, layers, cut, classes, the size of images and how
+they are normalised (`semisfl.runs.portable.Description`). It holds the network that the run is judged by: the
+teacher, if the method has one. `predict` and `evaluate` do the same for a module in memory, such as
+``Result.model``.
+"""
 
 import os
 import shlex
@@ -36,10 +42,12 @@ class Predictions:
     """A model's answers for the images that could be read."""
 
     names: list[str]
+    """The files' names, or numbers for pixels."""
     probabilities: Tensor
-    """[n, classes]"""
+    """Class probabilities [n, classes], in the order of ``names``."""
     classes: tuple[str, ...]
     skipped: list[Skipped]
+    """Images that could not be read; ``names`` and ``probabilities`` lack them."""
 
     @property
     def labels(self) -> list[str]:
@@ -62,7 +70,15 @@ def predictions(
     answer: Callable[[Tensor], Tensor],
     size: int = CHUNK,
 ) -> Predictions:
-    """Return what ``answer`` (uint8 images -> probabilities) says of ``images``, in batches of ``size``."""
+    """Classify pictures in batches, however they are computed.
+
+    Args:
+        images: pictures as `list_pictures` returns them.
+        shape: channels, height and width of the model's images.
+        classes: names of the classes.
+        answer: a function of uint8 images [n, C, H, W] that returns class probabilities [n, classes].
+        size: most images of a batch.
+    """
     names, skipped = [], []
     probabilities = [torch.empty(0, len(classes), dtype=torch.float32, device="cpu")]
     for batch in batches(images, shape, size):
@@ -73,7 +89,10 @@ def predictions(
 
 
 class Classifier:
-    """Both halves of a trained model, in eval mode, with its description."""
+    """A trained model in eval mode, cut into a bottom and a top, with its description.
+
+    `load` makes it. A file may hold one half alone; what needs the other half raises `ValueError` then.
+    """
 
     def __init__(
         self,
@@ -111,7 +130,7 @@ class Classifier:
 
     @property
     def identity(self) -> str:
-        """Return the identity that a bottom and a top share if they are halves of one model."""
+        """Return a name of the model and its cut: the same for a bottom and a top that belong together."""
         return f"{self.digest}/{len(cut_layers(self.network)[0])}"
 
     def to(self, device: str | torch.device) -> "Classifier":
@@ -154,7 +173,10 @@ class Classifier:
             )
 
     def recut(self, cut: int | str) -> "Classifier":
-        """Return the same model cut after another layer, given by its name or number."""
+        """Return the same model cut after another layer.
+
+        ``cut``: the last layer of the bottom, by its name, or the number of layers in the bottom.
+        """
         self.need(*PARTS)
         bottom, top = cut_layers(self.network)
         again = split(nn.Sequential(OrderedDict([*bottom, *top])), self.shape, cut, "none")
@@ -165,7 +187,10 @@ class Classifier:
 def _run(
     network: nn.Module, images: Tensor, normalizer: Normalizer, shape: Sequence[int], width: int
 ) -> Tensor:
-    """Return the network's outputs [n, width] for uint8 images, on the CPU."""
+    """Return the network's outputs [n, width] in float32 for uint8 images, on the CPU.
+
+    Raises `ValueError` for images of another type, or with another ``shape`` [C, H, W].
+    """
     if images.dtype != torch.uint8 or tuple(images.shape[1:]) != tuple(shape):
         raise ValueError(
             f"images are {images.dtype} {list(images.shape)}; the model takes torch.uint8 "
@@ -182,7 +207,13 @@ def _run(
 
 
 def predict(model: nn.Module, images: Tensor | np.ndarray, data: Dataset) -> Tensor:
-    """Return class probabilities [n, classes] of uint8 images, normalised as ``data`` was in training."""
+    """Return a module's class probabilities [n, classes], on the CPU.
+
+    Args:
+        model: a module that returns logits, such as ``Result.model``; it computes on its own device.
+        images: uint8 pixels [n, C, H, W] of the size that the model was trained on.
+        data: the data set of the training, whose mean and standard deviation normalise the images.
+    """
     if isinstance(images, np.ndarray):
         images = torch.from_numpy(np.ascontiguousarray(images))
     normalizer = Normalizer.of(data.mean, data.std).to(next(model.parameters()).device)
@@ -191,7 +222,7 @@ def predict(model: nn.Module, images: Tensor | np.ndarray, data: Dataset) -> Ten
 
 
 def evaluate(model: nn.Module, data: Dataset) -> float:
-    """Return the accuracy in percent on the test images of ``data``."""
+    """Return a module's accuracy on the test images of ``data``, in percent; see `predict`."""
     if not len(data.test_labels):
         raise ValueError(
             f"data set {data.name!r} has no test images; evaluate on data that has some"
@@ -240,7 +271,7 @@ def load(
 
 
 def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:
-    """Return the model's description, weights and digest."""
+    """Return the model's description, weights and digest from the ``state`` of a checkpoint's file."""
     try:
         model = state["model"]
         about, weights = Description.of(model["description"]), model["weights"]
@@ -279,7 +310,10 @@ def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def find(path: Path) -> Path:
-    """Return the model's file: the one named, or a run's best, or its latest."""
+    """Return the model's file: ``path`` itself, or a run's best, or its latest.
+
+    Raises `CheckpointError` for a run that has none yet, and `ValueError` for a path that is no run.
+    """
     for file in (path, path / f"best{SUFFIX}", path / f"latest{SUFFIX}"):
         if file.is_file():
             return file

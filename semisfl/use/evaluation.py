@@ -1,4 +1,7 @@
-"""Evaluate a model on labelled images: accuracy, precision, recall, confusion matrix, calibration, and their picture."""
+"""Evaluate a model on labelled images: accuracy, precision, recall, confusion matrix and calibration, with a picture.
+
+A model is well calibrated if of all images that it classifies with a confidence of 80 % it has 80 % right.
+"""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -34,11 +37,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Bin:
-    """Images whose highest probability lies in one interval: mean confidence and accuracy, from 0 to 1."""
+    """The images whose confidence, their highest class probability, lies in one interval."""
 
     count: int
     confidence: float
+    """Mean confidence, from 0 to 1."""
     accuracy: float
+    """Share of the images that are classified correctly, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,14 @@ class Evaluation(Scores):
     bins: tuple[Bin, ...]
     """The intervals with any images, by confidence."""
     skipped: tuple[Skipped, ...] = ()
+    """Images that could not be read, and have no part in the scores."""
 
     @property
     def calibration_error(self) -> float:
-        """Return the expected calibration error in percent: the mean gap of confidence and accuracy."""
+        """Return the expected calibration error in percent.
+
+        It is the gap between confidence and accuracy in each interval, averaged over the images.
+        """
         gaps = (bin.count * abs(bin.confidence - bin.accuracy) for bin in self.bins)
         return 100 * sum(gaps) / self.images
 
@@ -81,7 +90,14 @@ def judge(
     labels: Tensor,
     skipped: Iterable[Skipped] = (),
 ) -> Evaluation:
-    """Compare probabilities [n, classes] with the true labels [n]."""
+    """Compare class probabilities with the true labels.
+
+    Args:
+        classes: names of the classes.
+        probabilities: float [n, classes].
+        labels: int64 [n], the index of each image's class.
+        skipped: images that could not be read, to be listed in the result.
+    """
     confidence, predicted = probabilities.max(1)
     scores = Scores.of(predicted, labels, len(classes))
     # Intervals include their upper end, so that probability 1 belongs to one.
@@ -96,7 +112,13 @@ def judge(
 
 
 def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
-    """Evaluate on ``data``: a folder of class folders, one with such a folder ``test``, a CSV file, or a named set."""
+    """Evaluate a model on the images that ``data`` names.
+
+    ``data``: a folder with one folder per class; a folder with such a folder ``test``; a CSV file with the
+    columns path and label, whose lines with ``split = test`` are used if it has any; or the name of a data set,
+    whose test images are used. Raises `ValueError` for a class that the model does not know, and if no image
+    can be read.
+    """
     place = Path(data)
     if place.suffix.lower() == ".csv" and place.is_file():
         classes = table.tested(place)
@@ -154,7 +176,7 @@ def _evaluate_on_set(model: Classifier, name: str) -> Evaluation:
 
 
 def picture(evaluation: Evaluation) -> "Figure":
-    """Draw the confusion matrix, and confidence against accuracy."""
+    """Draw the confusion matrix on the left, and accuracy over confidence on the right."""
     from matplotlib.figure import Figure  # slow to import, and only used here
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -168,6 +190,7 @@ def picture(evaluation: Evaluation) -> "Figure":
 
 
 def _draw_confusion(axes: "Axes", evaluation: Evaluation) -> None:
+    """Draw a cell per pair of true and predicted class; a dark cell has many of its true class."""
     counts = evaluation.confusion
     names = [short(name, LONGEST_NAME) for name in evaluation.classes]
     # Coloured by line, so that a rare class is as readable as a common one.
@@ -185,6 +208,7 @@ def _draw_confusion(axes: "Axes", evaluation: Evaluation) -> None:
 
 
 def _draw_calibration(axes: "Axes", evaluation: Evaluation) -> None:
+    """Draw a dot per interval of confidence, as large as it has images; on the dotted line is calibrated."""
     bins = evaluation.bins
     most = max(bin.count for bin in bins)
     axes.plot([0, 100], [0, 100], color="grey", linewidth=1, linestyle=":")

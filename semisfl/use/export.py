@@ -1,4 +1,9 @@
-"""Export a trained model for other programs: a file, checked on real images, and a model card."""
+"""Export a trained model for other programs: a file, checked on real images, and a model card.
+
+A file holds the whole model, its bottom or its top, with the normalisation of images and the softmax inside, so
+that other programs need to know nothing of this package. Each file is run once and compared with the original
+before it gets its name.
+"""
 
 import io
 import json
@@ -30,6 +35,7 @@ SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": 
 Part = Literal["whole", "bottom", "top"]
 INPUTS: dict[Part, str] = {"whole": "images", "bottom": "images", "top": "features"}
 OUTPUTS: dict[Part, str] = {"whole": "probabilities", "bottom": "features", "top": "probabilities"}
+"""Name of each part's input and output. Images are uint8 [n, C, H, W], features float32 [n, d]."""
 HALVES: dict[Part, tuple[str, ...]] = {
     "whole": ("bottom", "top"),
     "bottom": ("bottom",),
@@ -46,6 +52,7 @@ CALIBRATING = 128
 """Images that show an int8 model its values; the check is made on others where there are any."""
 
 Runner = Callable[[Tensor], Tensor]
+"""A function that runs an exported file: the part's input -> its output."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,18 @@ def export(
     part: Part = "whole",
     int8: bool = False,
 ) -> Exported:
-    """Write ``part`` of ``model`` into ``folder`` and check it on uint8 ``images`` [n, C, H, W].
+    """Write one part of a model into a folder, check it, and write a model card beside it.
 
-    The file takes uint8 images (the top: features) for any batch size, and returns class probabilities (the
-    bottom: features). If its answers differ from the original's, raises `ValueError` and keeps no file.
+    Args:
+        model: the model; it is moved to the CPU.
+        images: uint8 images [n, C, H, W] on which the file is compared with the original.
+        folder: where to write; it is made if it does not exist.
+        to: onnx, torch (a program of `torch.export`) or safetensors (weights for `load`).
+        part: whole, bottom or top. The file accepts any batch size.
+        int8: store weights and activations in 8 bits, for onnx only. Half of the images calibrate the
+            ranges, the other half checks.
+
+    Raises `ValueError`, and keeps no file, if its answers differ from the original's.
     """
     if int8 and to != "onnx":
         raise ValueError(
@@ -106,7 +121,7 @@ def export(
 
 
 class Normalize(nn.Module):
-    """Normalise uint8 images for the network."""
+    """Normalise uint8 images [n, C, H, W] by a scale and an offset for each channel."""
 
     scale: Tensor
     offset: Tensor
@@ -169,7 +184,7 @@ def _example(model: Classifier, part: Part) -> Tensor:
 
 
 def about(model: Classifier, part: Part) -> dict[str, Any]:
-    """Return the metadata of an exported file."""
+    """Return the metadata of an exported file, by which `load` and split inference know what it is."""
     return {
         "part": part,
         "identity": model.identity,
@@ -239,9 +254,17 @@ RUNNERS: dict[Format, Callable[[Path, Part], Runner]] = {
 def check(
     model: Classifier, part: Part, run: Runner, images: Tensor, int8: bool
 ) -> tuple[float, float]:
-    """Return (largest difference, share of equal classes) on ``images``; `ValueError` if they differ too much.
+    """Compare an exported part with the original.
 
-    One of the batches is a single image, so that a fixed batch size is noticed.
+    Args:
+        model: the original.
+        part: what was exported.
+        run: runs the exported file.
+        images: uint8 images [n, C, H, W]. The first is run alone, so that a fixed batch size is noticed.
+        int8: whether weights were rounded: outputs may differ then, and classes must agree.
+
+    Returns the largest difference of an output, and the share of images with equal classes. Raises `ValueError`
+    if outputs differ by more than `TOLERANCE`, or with ``int8`` fewer than `AGREEMENT` of the classes agree.
     """
     inputs = _input_of(model, part, images)
     expected = model.features(images) if part == "bottom" else model.probabilities(images)
@@ -275,7 +298,11 @@ def check(
 
 
 def images_to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
-    """Return at most MOST_CHECKED uint8 images from ``places``, or else test images of the run's data set."""
+    """Return uint8 images [n, C, H, W] on which an exported file can be checked, at most `MOST_CHECKED`.
+
+    ``places``: image files or folders of them; None: the test images of the run's data set. Raises
+    `ValueError` if there are none.
+    """
     if not places:
         return _test_images(model)
     files = _spaced([file for place in places for file in files_of(place)])
@@ -288,6 +315,7 @@ def images_to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
 
 
 def _test_images(model: Classifier) -> Tensor:
+    """Return test images of the data set of the model's run, or training images if it has no test images."""
     assert model.path is not None
     try:
         about = RunDirectory.open(model.path.parent).config().data

@@ -1,4 +1,8 @@
-"""The text of MODEL_CARD.md: what a model is, its training data, its quality, and what is known about leakage."""
+"""The text of MODEL_CARD.md: what a model is, its training data, its quality, and what is known about leakage.
+
+Everything in it comes from the `Description` inside the model's file, so the card can be written anywhere. It
+begins with the front matter that the Hugging Face hub reads.
+"""
 
 import json
 import re
@@ -24,7 +28,7 @@ KINDS = {
 
 
 def card(model: Classifier) -> str:
-    """Return the text of the card, in Markdown."""
+    """Return the card of a model in Markdown."""
     about = model.description
     sections = {
         "What it is": _about_model(model),
@@ -72,10 +76,12 @@ def _class(name: str) -> str:
 
 
 def _name(about: Description) -> str:
+    """Return the title of the card: method and data set."""
     return f"{lookup.title_of(about.method)} on {about.data}"
 
 
 def _use(about: Description) -> str:
+    """Return what the model is for, and what it must not be trusted with."""
     return (
         f"It tells {len(about.classes)} classes apart in images like those of `{about.data}`. Every image gets "
         "one of these classes, also an image of something else: use the probabilities to leave doubtful ones to "
@@ -87,6 +93,7 @@ def _use(about: Description) -> str:
 
 
 def _about_model(model: Classifier) -> str:
+    """Return the input, the output and the origin of the network."""
     about = model.description
     channels, height, width = about.shape
     names = ", ".join(map(_class, about.classes))
@@ -108,6 +115,7 @@ def _about_model(model: Classifier) -> str:
 
 
 def _data(about: Description) -> str:
+    """Return who held which images in training, with the digests by which others can recognise the data."""
     text = f"`{about.data}`: {about.labeled:,} labelled images on the server"
     if about.sent:
         # A server with devices has so many places, and not all need be taken.
@@ -129,10 +137,12 @@ def _data(about: Description) -> str:
 
 
 def _is_served(about: Description) -> bool:
+    """Return whether the clients were real devices."""
     return bool(about.settings.get("fleet", {}).get("kind") == "network")
 
 
 def _quality(about: Description) -> str:
+    """Return the accuracy and the recall of each class, and on which images they were measured."""
     if about.accuracy is None or about.macro_f1 is None:
         return "It was not tested."
     measure = str(flat(about.settings).get("runtime.best_by", "accuracy")).replace("_f1", "-F1")
@@ -161,6 +171,7 @@ def _quality(about: Description) -> str:
 
 
 def _leakage(about: Description) -> str:
+    """Return how many bytes of each kind were sent in training, and what an attacker may learn from them."""
     sent = [
         f"- {KINDS.get(kind, kind.replace('_', ', '))}: {size:,} bytes"
         for kind, size in about.sent.items()
@@ -183,6 +194,7 @@ def _leakage(about: Description) -> str:
 
 
 def _settings(about: Description) -> str:
+    """Return the settings in which the run differs from the nearest preset; all of them if there is none."""
     settings = {key: value for key, value in flat(about.settings).items() if value is not None}
     unread = tuple(f"{key}." for key in lookup.unread_settings(about.method))
     read = {key: value for key, value in settings.items() if not f"{key}.".startswith(unread)}

@@ -1,4 +1,8 @@
-"""The server of split inference: it holds the top of a model and receives features, never images."""
+"""The server of split inference: it holds the top of a model, and answers features with class probabilities.
+
+Each device shows a certificate of the authority, and may not be revoked. gRPC's own limits bound the size of
+a request and the number of calls; `semisfl.use.split_inference` describes the messages.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,30 +23,40 @@ from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import Classifier
 
 MOST_CALLS = 64
-"""Calls in progress; gRPC refuses further ones for now."""
+"""Most calls in progress; gRPC refuses further ones, and the device may try again."""
 KEEPALIVE = {"keepalive_time_ms": 30_000, "keepalive_timeout_ms": 60_000}
-"""A device that is gone is noticed after these. A slow link may have to carry other bytes before the answer."""
-GOODBYE_SECONDS = 2.0
+"""After so many milliseconds of silence gRPC pings a device, and disconnects it if no answer comes.
+
+The answer waits behind whatever a slow link still has to carry, so the timeout is long.
+"""
+STOP_SECONDS = 2.0
 """Most time for calls in progress to end when the server stops."""
 
 Answer = Callable[[bytes, grpc.ServicerContext, str], bytes]
-"""(request, context, the device's name) -> the answer's bytes."""
+"""A function of a request's bytes, its context and the device's name that returns the answer's bytes."""
 
 
 class ModelServer:
-    """Answer devices from now until `close`. One call is computed at a time: torch uses all cores for it."""
+    """A server that answers devices from its construction until `close`.
+
+    One call is computed at a time, because torch uses all cores for it.
+    """
 
     def __init__(self, model: Classifier, network: NetworkOptions) -> None:
+        """Listen at ``network.listen`` and serve ``model``, or its top if its file holds the top alone.
+
+        Raises `ConfigError` for an address that cannot be used, and for missing or expired certificates.
+        """
         hostport.check_listen(network)
         model.need("top")
         self._model = model
         self.served = protocol.ServedModel.of(model)
-        """The model as devices see it."""
-        self.answered: Counter[str] = Counter()
-        """Images so far, by the device's name."""
+        """The terms of the model, as devices get them."""
+        self.image_counts: Counter[str] = Counter()
+        """Number of images that were classified, by the device's name."""
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
-        # Tiny features would slow a CPU down tenfold.
+        # Without it, features near 0 (below 1e-38) would slow a CPU down tenfold.
         worker = ThreadPoolExecutor(1, "semisfl-model", torch.set_flush_denormal, (True,))
         self._server = grpc.server(
             worker,
@@ -55,7 +69,7 @@ class ModelServer:
             "Features": self._features,
         }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(answer))
+            name: grpc.unary_unary_rpc_method_handler(self._guard(answer))
             for name, answer in answers.items()
         }
         self._server.add_generic_rpc_handlers(
@@ -75,10 +89,13 @@ class ModelServer:
 
     def close(self) -> None:
         """Stop listening, and allow calls in progress a moment to finish."""
-        self._server.stop(GOODBYE_SECONDS).wait()
+        self._server.stop(STOP_SECONDS).wait()
 
-    def _guarded(self, answer: Answer) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        """Return ``answer`` for devices with access. A refusal is a gRPC status with its reason, and an audit line."""
+    def _guard(self, answer: Answer) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        """Return a gRPC handler that calls ``answer`` for devices with access.
+
+        A refused request gets a gRPC status with the reason, and a line in the audit log.
+        """
 
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
             device = "?"
@@ -99,14 +116,17 @@ class ModelServer:
         return call
 
     def _describe(self, *_: object) -> bytes:
+        """Answer ``Describe`` with the terms."""
         return self.served.model_dump_json().encode()
 
     def _bottom(self, *_: object) -> bytes:
+        """Answer ``Bottom`` with the weights."""
         if self.served.bottom is None:
             raise WireError("this server holds the top alone; give the bottom's file (--bottom)")
         return b"".join(encode("bottom", {}, self._model.network.bottom.state_dict()))
 
     def _features(self, request: bytes, context: grpc.ServicerContext, device: str) -> bytes:
+        """Answer ``Features`` with the class probabilities that the top computes."""
         metadata = dict(context.invocation_metadata())
         rows, codec = int(metadata.get(protocol.ROWS, "0")), metadata.get(protocol.CODEC, "")
         lookup.codec(codec)
@@ -121,5 +141,5 @@ class ModelServer:
         if not torch.isfinite(features).all():
             raise WireError("features hold NaN or Inf")
         probabilities = self._model.answer(features)
-        self.answered[device] += rows
+        self.image_counts[device] += rows
         return b"".join(encode("answers", {}, {"probabilities": probabilities}))

@@ -1,4 +1,7 @@
-"""ONNX: written through `torch.export`, quantised and run by onnxruntime. An extra, imported when used."""
+"""ONNX files: written through `torch.export`, quantised and run by onnxruntime.
+
+The packages are the extra ``onnx`` and are imported when they are used.
+"""
 
 import contextlib
 import json
@@ -48,7 +51,15 @@ needs_onnx = partial(needs, "onnx", "onnx", "onnxruntime", "onnxscript", "onnx_i
 def write(
     module: nn.Module, example: Tensor, names: tuple[str, str], about: dict[str, Any], path: Path
 ) -> None:
-    """Write ``module`` for any batch size; ``names`` are those of its input and output."""
+    """Write a module as an ONNX file for any batch size.
+
+    Args:
+        module: a module of plain torch layers, with one input and one output.
+        example: an input of two rows or more.
+        names: names of the input and the output in the file.
+        about: metadata that the file will hold as JSON, under the key `ABOUT`.
+        path: the file.
+    """
     with needs_onnx():
         import onnxruntime  # noqa: F401  # the written file is run and checked afterwards
         import onnxscript  # noqa: F401
@@ -81,9 +92,10 @@ def _quiet() -> Iterator[None]:
 
 
 def quantize(path: Path, inputs: Tensor) -> None:
-    """Replace a file by its int8 form; ``inputs`` calibrate the range of each layer's values.
+    """Replace a file by its int8 form.
 
-    A file of its own stays beside it, for the caller to remove.
+    ``inputs``: rows of the model's input that show the range of each layer's values. A temporary file is left
+    beside ``path``, for the caller to remove.
     """
     with needs_onnx():
         from onnxruntime import quantization
@@ -122,18 +134,20 @@ def _check_foreign(model: Any) -> None:
 
 
 def _line(error: Exception) -> str:
+    """Return an error of onnxruntime as one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class File:
-    """An ONNX file of one input and one output, run on the CPU.
-
-    ``foreign``: somebody else may have made the file. It must hold all its weights, as it could name a key that
-    lies beside it as its weights, and the features would show the key. And it must consist of `OPERATORS` alone,
-    none of which has loops.
-    """
+    """An ONNX file of one input and one output, which onnxruntime runs on the CPU when it is called."""
 
     def __init__(self, path: Path, *, foreign: bool = False) -> None:
+        """Load a file; raise `ValueError` with the reason if it cannot be used.
+
+        ``foreign``: somebody else may have made the file. It must hold all its weights: a file could name a key
+        that lies beside it as its weights, and the features would show the key. And it must consist of
+        `OPERATORS` alone, none of which has loops.
+        """
         with needs_onnx():
             import onnx
             import onnxruntime
@@ -154,6 +168,7 @@ class File:
         self.input = self._session.get_inputs()[0].name
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the output for a batch of inputs; raise `ValueError` if onnxruntime fails."""
         try:
             (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
         except Exception as error:

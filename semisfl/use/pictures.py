@@ -43,7 +43,10 @@ class Batch(NamedTuple):
 
 
 def list_pictures(images: Pictures) -> ListedPictures:
-    """Return every picture on its own; folders become the files in them, as in `files_of`."""
+    """Return every picture on its own; folders become the image files in them, as in `files_of`.
+
+    Pixels stay one tensor, whose first axis counts the pictures.
+    """
     if isinstance(images, np.ndarray):
         images = torch.from_numpy(np.ascontiguousarray(images))
     if isinstance(images, Tensor):
@@ -55,7 +58,10 @@ def list_pictures(images: Pictures) -> ListedPictures:
 
 
 def files_of(place: Path) -> list[Path]:
-    """Return a file, or for a folder every image file below it that is not hidden, in order."""
+    """Return a file, or for a folder every image file below it, sorted; names with a dot are skipped.
+
+    Raises `ValueError` for a folder without images.
+    """
     if not place.is_dir():
         return [place]
     if not (files := sorted(images_below(place))):
@@ -64,7 +70,10 @@ def files_of(place: Path) -> list[Path]:
 
 
 def batches(pictures: ListedPictures, shape: Shape, size: int = CHUNK) -> Iterator[Batch]:
-    """Yield batches of ``size`` pictures at ``shape``, so that any number fits in memory."""
+    """Read pictures in batches of ``size``, so that any number fits in memory.
+
+    ``shape``: channels, height and width of the model's images, to which files are resized. Pixels must have it.
+    """
     for first in range(0, len(pictures), size):
         part = pictures[first : first + size]
         if isinstance(part, Tensor):
@@ -82,15 +91,17 @@ def batches(pictures: ListedPictures, shape: Shape, size: int = CHUNK) -> Iterat
 
 
 def _name_of(picture: Picture, number: int) -> str:
+    """Return the name under which predictions list a picture, which is number ``number`` of all."""
     if isinstance(picture, Image.Image):
         return str(getattr(picture, "filename", "") or f"image {number}")
     return os.fspath(picture)
 
 
 def content_digest(picture: Picture | Tensor) -> str:
-    """Return a digest of what a picture holds, in 32 hexadecimal digits: a file's bytes, whatever its name, or pixels.
+    """Return a digest of a picture's content in 32 hexadecimal digits: of a file's bytes, or of pixels.
 
-    A file that cannot be read has the digest of its name: it will be skipped.
+    A device's ledger knows images by it, so a copy under another name counts as the same image. A file that
+    cannot be read gets the digest of its name: it will be skipped.
     """
     if isinstance(picture, Tensor):
         content = picture.contiguous().numpy().tobytes()
@@ -116,6 +127,7 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
 
 
 def _pixels(image: Image.Image, shape: Shape) -> np.ndarray:
+    """Decode and resize an image; raise `ValueError` for a colour image where the model takes grey ones."""
     channels, height, width = shape
     # Grey images become colour without loss, as in training; colour images are never made grey.
     if channels == 1 and image.mode not in GREY_MODES and not _is_grey(image):

@@ -7,8 +7,13 @@
 
 Each call is one unary gRPC call over the mutual TLS of training; frames are those of `semisfl.net.frames`.
 A frame is decoded only against the schema that its receiver expects. So the metadata of ``Features``
-names the number of rows and the codec. Here are the messages and the device's side; `model_server` has
-the other one.
+names the number of rows and the codec.
+
+The images never leave the device, and the server never learns more than the device's policy allows:
+features are clipped, get noise and are rounded by a codec, and a ledger on the device counts how often
+each image was used and how many bits the server has of it (`semisfl.fleet.caps.Classified`).
+
+This module holds the messages and the device's side; `model_server` holds the server's side.
 """
 
 import contextlib
@@ -52,42 +57,48 @@ from semisfl.use.pictures import ListedPictures, Pictures, content_digest, list_
 
 SERVICE = "semisfl.Model"
 ROWS, CODEC = "semisfl-rows", "semisfl-codec"
-"""Metadata keys of a ``Features`` call."""
+"""Metadata keys of a ``Features`` call: the number of images, and the codec of their features."""
 MOST_ROWS = 256
-"""Images of one call."""
+"""Most images of one call."""
 LARGEST_CALL = 64 * 2**20
-"""Bytes of features in one call."""
+"""Most bytes of features in one call."""
 LARGEST_REQUEST = LARGEST_CALL + 2**20
-"""Bytes of one request to the server: features and the frame's header."""
-
-PATIENCE_SECONDS = 30.0
-"""For an answer, beside the time that its bytes take on the slowest link allowed."""
+"""Most bytes of one request to the server: the features and the frame's header."""
 LARGEST_ANSWER = 2**31 - 1
-"""Bytes of one answer, such as a bottom's weights."""
+"""Most bytes of one answer to a device, such as a bottom's weights."""
+ANSWER_SECONDS = 30.0
+"""Timeout of a call, added to the time that its bytes take on the slowest link allowed."""
 
 Bottom = Callable[[Tensor], Tensor]
-"""uint8 images [n, C, H, W] -> features [n, d]"""
-
+"""A function of uint8 images [n, C, H, W] that returns their features [n, d] in float32."""
 Name = Annotated[str, Field(max_length=200), AfterValidator(plain)]
 
 
 class ServedModel(BaseModel):
-    """The terms of `classify`: what the device computes and sends. The server states them as JSON."""
+    """The terms of `classify`: what the device computes and sends. The server sends them as JSON.
+
+    The device's owner accepts them by their `digest`. Numbers are checked against the ranges of
+    `semisfl.net.ranges` before anything is built from them.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
     classes: tuple[Name, ...]
+    """Names of the classes, in the order of the probabilities."""
     shape: tuple[int, int, int]
     """Channels, height and width of an image."""
     mean: tuple[float, ...]
+    """Mean of each channel, of pixels between 0 and 1, by which images are normalised."""
     std: tuple[float, ...]
+    """Standard deviation of each channel, likewise."""
     layers: list[dict[str, Any]] | None
     """The whole model as a table; None: the user passed code that no table describes."""
     cut: int | Name | None
+    """The last layer of the bottom, by its name or number; None: the layer before the first linear one."""
     identity: Name
-    """Equal for the bottom and the top of one model, cut at one layer."""
+    """Names a model and its cut; a bottom and a top that belong together have the same identity."""
     features: int = Field(ge=1, le=MAX_OUTPUT)
-    """Values of one row."""
+    """Number of features of one image."""
     bottom: str | None = Field(pattern=r"^[0-9a-f]{32}$")
     """The digest of the bottom's weights; None: the server holds the top alone."""
 
@@ -110,7 +121,7 @@ class ServedModel(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "ServedModel":
-        """Return the terms that a server states; raise `WireError` for any value out of its range."""
+        """Parse the terms that a server sent; raise `WireError` for any value out of its range."""
         try:
             return cls.model_validate_json(text)
         except ValueError as error:
@@ -118,17 +129,20 @@ class ServedModel(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ServedModel":
+        """Check ranges, and that the layers return the stated number of features: bits are counted by it."""
         check_images(self.shape, len(self.classes), self.mean, self.std)
-        if (
-            self.layers is not None
-            and (gives := math.prod(self.device_layers[-1].gives)) != self.features
-        ):
-            raise ValueError(f"features = {self.features}, and the bottom gives {gives}")
+        if self.layers is not None:
+            returned = math.prod(self.device_layers[-1].gives)
+            if returned != self.features:
+                raise ValueError(f"features = {self.features}, but the bottom returns {returned}")
         return self
 
     @property
     def downloadable(self) -> bool:
-        """Return whether a device can build the bottom from these terms and the server's weights."""
+        """Return whether a device can build the bottom from these terms and the server's weights.
+
+        It cannot if the network is code, or if the server was started with the top alone.
+        """
         return self.layers is not None and self.bottom is not None
 
     @cached_property
@@ -139,7 +153,10 @@ class ServedModel(BaseModel):
         return placed[:held]
 
     def terms(self) -> dict[str, Any]:
-        """Return what the digest covers: the device's layers and weights, and how images are prepared."""
+        """Return what the digest covers: the device's layers and weights, and how images are prepared.
+
+        The top, the names of the classes and the identity are the server's own business.
+        """
         layers = named(parse_layers(self.layers or []))
         held = layers[: len(self.device_layers)] if self.layers else []
         return {
@@ -152,13 +169,13 @@ class ServedModel(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Return what an owner accepts: ``sha256:`` and 64 hexadecimal digits."""
+        """Return the text by which an owner accepts these terms: ``sha256:`` and 64 hexadecimal digits."""
         text = json.dumps(self.terms(), sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def text_of_model(model: ServedModel) -> str:
-    """Return the terms as lines of printable text, for the owner of a device."""
+    """Return the terms as printable text for the owner of a device, as `semisfl inspect` shows them."""
     held = model.device_layers
     parameters = sum(layer.parameters for layer in held)
     lines = [
@@ -174,24 +191,24 @@ def text_of_model(model: ServedModel) -> str:
 
 
 def features_schema(rows: int, features: int, codec: str) -> Schema:
-    """Return the schema of a request with ``rows`` rows of ``features`` values."""
+    """Return the schema of a ``Features`` request: ``rows`` images with ``features`` values each."""
     spec = TensorSpec((rows, features), torch.float32, codec)
     return Schema({"identity": str}, {"features": spec})
 
 
 def answers_schema(rows: int, classes: int) -> Schema:
-    """Return the schema of the answer: class probabilities [rows, classes]."""
+    """Return the schema of the answer to ``Features``: class probabilities [rows, classes]."""
     return Schema({}, {"probabilities": TensorSpec((rows, classes))})
 
 
 def bottom_schema(state: Mapping[str, Tensor]) -> Schema:
-    """Return the schema of a bottom's weights, which have the shapes and types of ``state``."""
+    """Return the schema of the answer to ``Bottom``: tensors with the names, shapes and types of ``state``."""
     specs = {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in state.items()}
     return Schema({}, specs)
 
 
 def rows_per_call(features: int, codec: str) -> int:
-    """Return how many images fit into one call."""
+    """Return how many images with ``features`` values each fit into one call, at least 1."""
     one = codec_named(codec).size((1, features))
     return max(1, min(MOST_ROWS, LARGEST_CALL // max(1, one)))
 
@@ -200,13 +217,18 @@ def rows_per_call(features: int, codec: str) -> int:
 
 
 def read_model(target: Target) -> ServedModel:
-    """Return the model that a server serves; raise `ValueError` or `OSError` with the reason if there is none."""
+    """Ask a server which model it serves.
+
+    Raises `ValueError` if the server refuses, serves no model or sends terms out of their ranges, and
+    `OSError` if it cannot be reached.
+    """
     with _channel(target) as channel:
         answer = _call(channel, target, "Describe", b"", 0)
     return ServedModel.from_json(answer)
 
 
 def _channel(target: Target) -> Any:
+    """Open a gRPC channel to a server, with the device's certificate."""
     return open_channel(target.address, target.credentials, chunks.options(LARGEST_ANSWER))
 
 
@@ -218,8 +240,11 @@ def _call(
     expected: int,
     metadata: tuple[tuple[str, str], ...] = (),
 ) -> bytes:
-    """Return the answer to one call, of about ``expected`` bytes."""
-    seconds = PATIENCE_SECONDS + (len(request) + expected) / chunks.LOWEST_RATE
+    """Make one call and return its answer; ``expected`` bytes of it are awaited on the slowest link allowed.
+
+    Raises `ValueError` if the server refuses, and `OSError` if it does not answer in time.
+    """
+    seconds = ANSWER_SECONDS + (len(request) + expected) / chunks.LOWEST_RATE
     ask = channel.unary_unary(f"/{SERVICE}/{name}")
     try:
         return bytes(ask(request, timeout=seconds, metadata=metadata))
@@ -232,11 +257,10 @@ def _call(
 
 
 class ModelClient:
-    """Use a server's model from a device.
+    """Classify images of a device with a server's help.
 
-    The bottom is downloaded from the server, if the ``owner`` accepts its terms, and kept in the cache; or
-    ``bottom`` is a file of `semisfl export --part bottom`. All that leaves passes the owner's policy.
-    ``codec``: that of the features; None: the policy's, else fp32.
+    All features pass through the owner's policy (`Outgoing`), and every use of an image is written to the
+    owner's ledger before its features are sent.
     """
 
     def __init__(
@@ -247,6 +271,17 @@ class ModelClient:
         bottom: Path | None = None,
         owner: Owner | None = None,
     ) -> None:
+        """Connect to a server, and get the bottom of its model.
+
+        Args:
+            target: the server's address, and the certificate that the device shows.
+            codec: the codec of the features; None: the policy's, or fp32 if it names none.
+            bottom: a file of `semisfl export --part bottom`, as .safetensors or .onnx. None: download the
+                bottom from the server, if the owner has accepted its terms.
+            owner: the policy, the ledger and the accepted terms of the device's owner.
+
+        Raises `PolicyBreach` if the terms are not accepted or the codec is finer than the policy's.
+        """
         lookup.codec(codec or "fp32")
         self._owner, self._target = owner or Owner(), target
         self._outgoing = Outgoing(self._owner.policy, encode, unpredictable=True)
@@ -259,7 +294,7 @@ class ModelClient:
     # --- the bottom ------------------------------------------------------------------------------
 
     def _read_bottom(self, path: Path) -> Bottom:
-        """Return the bottom of a file; raise `ValueError` if it is not that of the served model."""
+        """Read the bottom from a file; raise `ValueError` if it is not the bottom of the served model."""
         runner: Bottom
         if path.suffix == ".onnx":
             file = onnx_file.File(path, foreign=True)
@@ -277,7 +312,7 @@ class ModelClient:
         return runner
 
     def _download_bottom(self) -> Bottom:
-        """Return the bottom that the server's terms describe, with its weights, once the owner accepts them."""
+        """Build the bottom from the server's terms, if the owner accepts them, and get its weights."""
         model = self.model
         if model.layers is None or model.bottom is None:
             raise ValueError(
@@ -296,7 +331,11 @@ class ModelClient:
         return lambda images: torch.cat(list(outputs(bottom, images, normalizer)))
 
     def _weights(self, like: dict[str, Tensor], digest: str) -> dict[str, Tensor]:
-        """Return the weights with this digest, from the cache or from the server."""
+        """Return the bottom's weights with this digest, from the cache or from the server.
+
+        ``like``: tensors with the shapes and types that the layers need. The cache is a file per digest,
+        so each bottom is downloaded once.
+        """
         cached = cache_folder() / f"bottom-{digest}.safetensors"
         with contextlib.suppress(checkpoint.CheckpointError, KeyError):
             kept = dict(checkpoint.read(cached)["bottom"])
@@ -316,10 +355,14 @@ class ModelClient:
         return weights
 
     def _one_by_one(self, bottom: Bottom) -> Bottom:
-        return lambda images: torch.cat([self._checked(bottom(one), 1) for one in images.split(1)])
+        """Return a bottom that gets each image in a batch of its own."""
+        return lambda images: torch.cat([self._check(bottom(one), 1) for one in images.split(1)])
 
-    def _checked(self, rows: Tensor, count: int) -> Tensor:
-        """Return the bottom's ``rows``; raise `ValueError` unless they are as the bits were counted for."""
+    def _check(self, rows: Tensor, count: int) -> Tensor:
+        """Return the features ``rows`` of ``count`` images; raise `ValueError` if they have another shape or type.
+
+        A file could return several rows of one image, and bits are counted for one row of each.
+        """
         expected = (count, self.model.features)
         if tuple(rows.shape) != expected or rows.dtype != torch.float32:
             raise ValueError(
@@ -331,35 +374,38 @@ class ModelClient:
     # --- asking ----------------------------------------------------------------------------------
 
     def predict(self, images: Pictures) -> Predictions:
-        """Classify images, as `Classifier.predict` does; raise `PolicyBreach` beyond the policy's caps."""
+        """Classify images, as `Classifier.predict` does.
+
+        Raises `PolicyBreach`, and sends nothing, if a quota of the policy would be exceeded.
+        """
         listed = list_pictures(images)
         self._spend(listed)
         rows = rows_per_call(self.model.features, self._codec)
         return predictions(listed, self.model.shape, self.model.classes, self._answers, rows)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return the probabilities [n, classes] of at most MOST_ROWS uint8 images."""
+        """Return the class probabilities [n, classes] of at most `MOST_ROWS` uint8 images [n, C, H, W]."""
         self._spend(images)
         return self._answers(images)
 
     @property
-    def carried(self) -> str:
-        """Return what a row of features carries about its image, in one line."""
+    def summary(self) -> str:
+        """Return one line: how many bits about each image its features carry at most."""
         if self._row_bits == math.inf:
             return "what was sent has no bound in bits: the policy has no noise"
         return f"what was sent carries at most {self._row_bits:.1f} bits of each image"
 
     def _spend(self, images: ListedPictures) -> None:
-        """Count one use of every image, on disk before anything is sent."""
+        """Write one use of every image to the owner's ledger; raise `PolicyBreach` beyond a quota."""
         if self._owner.policy.capped:
             digests = [content_digest(image) for image in images]
             self._owner.allowance.take_answers(self._owner.policy, digests, self._row_bits)
 
     def _answers(self, images: Tensor) -> Tensor:
-        """Return the server's probabilities for one batch of images."""
+        """Encode one batch of images, send its features and return the server's probabilities [n, classes]."""
         if not len(images):
             return torch.empty(0, len(self.model.classes))
-        rows = self._outgoing.answerable(self._checked(self._bottom(images), len(images)))
+        rows = self._outgoing.answerable(self._check(self._bottom(images), len(images)))
         fields = {"identity": self.model.identity}
         request = b"".join(self._outgoing.frame("features", fields, rows, self._codec))
         metadata = ((ROWS, str(len(images))), (CODEC, self._codec))

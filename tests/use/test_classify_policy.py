@@ -94,7 +94,7 @@ def test_features_are_clipped_and_noisy_and_the_noise_is_not_repeated(
         for _ in range(200):
             client.probabilities(PIXELS)
         bits = row_bits(server.served.features, NOISY["noise"])
-        assert f"at most {bits:.1f} bits of each image" in client.carried
+        assert f"at most {bits:.1f} bits of each image" in client.summary
     sent = torch.stack(rows)
     noise = sent - sent.mean(0)
     deviation = NOISY["noise"] * NOISY["clip"]
