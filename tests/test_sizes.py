@@ -34,7 +34,7 @@ BUDGETS = {
     "runs": 2360,
     "settings": 1038,
     "use": 953,
-    "watch": 679,
+    "watch": 650,
 }
 NESTED = ("engine", "fleet", "net")
 """The folders whose own folders are rooms too."""

@@ -21,28 +21,13 @@ from semisfl.settings.extras import needs
 ABOUT = "semisfl"
 """The key of the file's metadata under which the model is described."""
 CALIBRATION_BATCH = 16
-OPERATORS = frozenset(
-    (
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Div",
-            "Pow",
-            "Sqrt",
-            "Reciprocal",
-            "Erf",
-            "Clip",
-            "Cast",
-            "Identity",
-        ),
-        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Gelu", "Softplus", "Softmax", "Tanh"),
-        *("Sigmoid", "HardSigmoid", "HardSwish", "Conv", "Gemm", "MatMul", "Pad", "MaxPool"),
-        *("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"),
-        *("BatchNormalization", "InstanceNormalization", "GroupNormalization"),
-        *("LayerNormalization", "QuantizeLinear", "DequantizeLinear", "Shape", "Reshape"),
-        *("Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Split", "Slice", "Gather"),
-    )
+OPERATORS = set(
+    """
+    Add Sub Mul Div Pow Sqrt Reciprocal Erf Clip Cast Identity Relu LeakyRelu PRelu Elu Selu Gelu Softplus Softmax
+    Tanh Sigmoid HardSigmoid HardSwish Conv Gemm MatMul Pad MaxPool AveragePool GlobalAveragePool GlobalMaxPool
+    ReduceMean ReduceMax BatchNormalization InstanceNormalization GroupNormalization LayerNormalization Shape
+    Reshape Flatten Transpose Squeeze Unsqueeze Concat Split Slice Gather QuantizeLinear DequantizeLinear
+    """.split()
 )
 """Operators of a bottom. None has a graph of its own, so none can run for ever."""
 needs_onnx = partial(needs, "onnx", "onnx", "onnxruntime", "onnxscript", "onnx_ir")
@@ -134,7 +119,7 @@ def _check_foreign(model: Any) -> None:
 
 
 def _line(error: Exception) -> str:
-    """Return an error of onnxruntime as one line."""
+    """Return an error of onnxruntime in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -1,4 +1,8 @@
-"""Serve a web app from a thread: on loopback, or over TLS to those who have the token."""
+"""Serve a web app from a thread: on loopback, or over TLS to those who have the token.
+
+The page of `semisfl watch` and the metrics for Prometheus share this. uvicorn's own limits bound the number of
+connections and how long they may be idle.
+"""
 
 import contextlib
 import functools
@@ -21,19 +25,20 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 SHORTEST_TOKEN = 16
-"""Characters of a token."""
+"""Fewest characters of a token."""
 MOST_REQUESTS = 100
-"""Requests and connections at a time; uvicorn answers 503 beyond."""
+"""Most connections and requests at a time; uvicorn answers 503 beyond."""
 START_SECONDS = 30.0
 """Most time for the server to start."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """The address to listen on, and what protects it. `parse` makes it and checks the rules."""
+    """The address to listen on, and what protects it. `parse` makes one from options and checks the rules."""
 
     host: str
     port: int
+    """0: a free port."""
     token: str | None = None
     """What a reader must know; None: nothing."""
     certificates: Path | None = None
@@ -43,9 +48,15 @@ class Address:
     def parse(
         cls, option: str, listen: str, token_file: Path | None, certificates: Path | None
     ) -> "Address":
-        """Return the address of ``listen`` (HOST:PORT), the value of ``option``; TLS is used only beyond loopback.
+        """Return the address that an option asks for.
 
-        Raises `ConfigError` for another form, and for an address beyond loopback without a token or TLS.
+        Args:
+            option: the option's name, for messages.
+            listen: its value, HOST:PORT.
+            token_file: a file with the token that readers must give; needed beyond loopback.
+            certificates: the folder with server.crt and server.key; needed, and used, only beyond loopback.
+
+        Raises `ConfigError` for another form, and if something that is needed is missing.
         """
         try:
             host, port = split_address(listen)
@@ -86,6 +97,7 @@ class Address:
 
 
 def _read_token(file: Path) -> str:
+    """Return the token in a file; raise `ConfigError` if it is too short to be safe."""
     token = file.read_text(encoding="utf-8").strip()
     if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isalnum()):
         raise ConfigError(
@@ -98,7 +110,10 @@ def _read_token(file: Path) -> str:
 def serving(
     app: "ASGIApp", address: Address, listener: socket.socket | None = None
 ) -> Iterator[str]:
-    """Serve ``app`` from a thread inside the block and yield its URL; ``listener`` is a port bound before."""
+    """Serve ``app`` from a thread while the block runs, and yield its URL.
+
+    ``listener``: a socket that `Address.bind` made before; None: bind one now.
+    """
     from semisfl.watch.app import Guard
 
     with listener or address.bind() as listener:
@@ -128,6 +143,7 @@ def serving(
 
 
 def _await_start(server: uvicorn.Server, thread: threading.Thread) -> None:
+    """Wait until the server accepts connections; raise `RuntimeError` if its thread ended instead."""
     until = time.monotonic() + START_SECONDS
     while not server.started:
         if not thread.is_alive() or time.monotonic() > until:

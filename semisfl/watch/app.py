@@ -1,9 +1,14 @@
-"""Serve the page over HTTP: check who may see it, and answer read-only requests."""
+"""The page over HTTP: check who may see it, and answer read-only requests.
+
+The browser asks for a view every two seconds (page.js) and draws what it gets. Nothing can be changed through the
+page.
+"""
 
 import hmac
 import json
 import re
 import secrets
+import threading
 from collections.abc import Callable
 from importlib.resources import files
 
@@ -25,7 +30,7 @@ SCRIPTS = (
     *("tools.js", "charts.js", "tables.js", "parts.js", "views.js", "settings.js", "log.js"),
     *("details.js", "page.js"),
 )
-"""In the order they are loaded."""
+"""The page's scripts, in the order in which they are loaded."""
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": (
@@ -41,7 +46,7 @@ HEADERS = {
 }
 
 PROBES = ("/healthz", "/readyz")
-"""Answered without a token: they say only that the process lives and answers."""
+"""Paths that are answered without a token: they say only that the process lives."""
 
 
 def page_file(name: str) -> str:
@@ -55,9 +60,9 @@ def plotly_script() -> str:
 
 
 def page_html(library: str) -> str:
-    """Return the page, with elements that keep the chart library from adding styles for maps.
+    """Return the page's HTML, with elements that keep the chart library from adding styles for maps.
 
-    The page draws no maps, and its security policy would refuse these styles with an error. The library
+    ``library``: the chart library's script. The page draws no maps, and its security policy would refuse these styles with an error. The library
     adds one only if no element has its id.
     """
     ids = dict.fromkeys(re.findall(r'getElementById\("([0-9a-f]{40,64})"\)', library))
@@ -75,7 +80,10 @@ def probes() -> list[Route]:
 
 
 def make_app(runs: Runs) -> Starlette:
-    """Return the app that answers with the page's own files, and with what ``runs`` shows, as JSON."""
+    """Return the app that answers with the page's own files, and with what ``runs`` shows, as JSON.
+
+    One request is computed at a time: `Runs` is not for several threads, and training needs the interpreter too.
+    """
     views: dict[str, Callable[[QueryParams], Plain]] = {
         "runs": lambda query: runs.listing(),
         "rounds": lambda query: runs.rounds(_have(query.getlist("have"))),
@@ -85,10 +93,13 @@ def make_app(runs: Runs) -> Starlette:
         "log": lambda query: runs.log(query["run"], int(query.get("from", "-1"))),
     }
 
+    lock = threading.Lock()
+
     def answer(view: Callable[[QueryParams], Plain]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
-                text = json.dumps(view(request.query_params), allow_nan=False, default=str)
+                with lock:
+                    text = json.dumps(view(request.query_params), allow_nan=False, default=str)
             except KeyError:
                 return PlainTextResponse("there is no such run here", 404)
             except ValueError as error:
@@ -121,11 +132,13 @@ def _have(texts: list[str]) -> dict[str, tuple[int, int]]:
 class Guard:
     """Check who may see the page, and tell browsers what they may do with it.
 
-    With a token, a browser needs it or the cookie that replaced it. Without one the page is on loopback, and
-    a request under another host name (DNS rebinding) is refused.
+    With a token, a browser needs it once, in the address or as a bearer, and gets a cookie that replaces it.
+    Without one the page is on loopback, and only a request under a name of loopback is answered: a website
+    could otherwise read the page by pointing its own name to 127.0.0.1 (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, token: str | None, secure: bool) -> None:
+        """Guard ``app`` by ``token`` (None: none is needed); ``secure``: the cookie is for TLS only."""
         self._app, self._token, self._secure = app, token, secure
         self._session = secrets.token_urlsafe(32)
 
@@ -171,4 +184,5 @@ class Guard:
 
 
 def _same(token: str, right: str) -> bool:
+    """Return whether two texts are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(token.encode(), right.encode())

@@ -1,4 +1,8 @@
-"""What a run's files say about its clients and devices, summed up as lines arrive."""
+"""What a run's files say about its clients and devices, summed up as lines arrive.
+
+Coverage is the share of a client's pseudo-labels that were confident enough to be trained on. Events are what
+happened to the devices of a served run: they connected, were left out of a round, refused or removed.
+"""
 
 import math
 from array import array

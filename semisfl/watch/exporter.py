@@ -1,4 +1,7 @@
-"""Export a run's metrics to Prometheus: a sink that keeps the latest, and the page that answers scrapes."""
+"""Export a run's metrics to Prometheus: a sink that keeps the latest round, and an app that answers scrapes.
+
+docs/watching.md has alert rules and a dashboard that use these metrics.
+"""
 
 import time
 from collections.abc import Iterator
@@ -21,17 +24,20 @@ if TYPE_CHECKING:
     from semisfl.runs.sinks import RunInfo
 
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
+"""The type of Prometheus' text format."""
 
 
 class Exporter:
-    """A sink whose `app` answers Prometheus, also about the devices of ``fleet``."""
+    """A sink of a served run whose `app` answers Prometheus."""
 
     def __init__(self, fleet: "NetworkFleet") -> None:
+        """Export the metrics of the rounds that `write` gets, and the state of the devices of ``fleet``."""
         self._fleet = fleet
         self._metrics: RoundMetrics | None = None
         self._declared: dict[str, Declared] = {}
         self._accuracy: dict[str, float] = {}
         self._ended_at = time.time()
+        """When the last round ended; before the first one, when the server began."""
         self._planned = self._done = 0
         self._seconds = 0.0
         self._registry = CollectorRegistry()
@@ -40,20 +46,25 @@ class Exporter:
     # --- a sink ----------------------------------------------------------------------------------
 
     def start(self, run: "RunInfo") -> None:
+        """Take in what the run plans, and how many rounds are done already."""
         self._planned, self._done = run.config.rounds, run.first
         self._declared = metrics_of([run.config.method])
 
     def write(self, metrics: RoundMetrics) -> None:
+        """Take in a round that is done."""
         self._metrics, self._done, self._ended_at = metrics, metrics.round + 1, time.time()
         self._seconds += metrics.seconds or 0.0
         self._accuracy.update(metrics.accuracies)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing: the last values stay until the server ends."""
 
     # --- answers to Prometheus -------------------------------------------------------------------
 
     @property
     def app(self) -> Starlette:
+        """Return the app with /metrics and the probes."""
+
         def answer(request: Request) -> Response:
             return Response(generate_latest(self._registry), media_type=CONTENT)
 
@@ -61,9 +72,13 @@ class Exporter:
         return Starlette(routes=routes)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; the registry calls this once per scrape."""
+        """Yield all metrics; the registry calls this once per scrape.
+
+        Metrics of the fleet are there from the start, metrics of rounds after the first round. A loss or a
+        number of a round has the value of the last round only, an accuracy that of the last test.
+        """
         metrics, fleet, events = self._metrics, self._fleet, self._fleet.device_log.events
-        # Not `fleet.present`: a device that is not drawn for some rounds is here too.
+        # Not `fleet.present`: a device that is passed over for some rounds is connected too.
         present = len(fleet.sessions.enrolled)
         done = "rounds that are done, of all restarts"
         yield GaugeMetricFamily("semisfl_rounds_done", done, self._done)

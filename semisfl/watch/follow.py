@@ -1,9 +1,12 @@
-"""Follow a run directory as it grows; nothing is read twice."""
+"""Follow a run directory as it grows: read what was added since the last look, and tell the run's state.
+
+A run may be finished, running, waiting for devices, stopped, crashed or unfinished. Its process is another one,
+perhaps on another machine, so everything follows from files. A run that is resumed may write its metrics anew.
+"""
 
 import math
 import platform
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from semisfl.settings.counts import counted
 from semisfl.watch.clients import Coverage, DeviceEvents
 
 STOPPED = ("stopped before round", "stopped by a callback")
-"""The last line of the log of a run that was asked to end."""
+"""Texts in the last line of the log of a run that was asked to stop."""
 ELSEWHERE_SECONDS = 600.0
 """A run on another machine that wrote nothing for so long does not count as running."""
 LATEST_LOG = 64 * 1024
@@ -27,21 +30,22 @@ LATEST_LOG = 64 * 1024
 MOST_LOG = 256 * 1024
 """Bytes of a log in one answer."""
 COMPARED = 64
-"""Bytes before the end of the last look that must still be there; else the file was written anew."""
+"""Bytes before the offset that must still be the same; else the file was written anew."""
 
 
 class Lines:
-    """The complete lines that were added to a file since the last look."""
+    """A file of lines that grows, such as ``metrics.jsonl``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        """Where the next line begins."""
         self._inode = 0
         self._before = b""
-        """The last bytes before the offset."""
+        """The last bytes before the offset, at most COMPARED."""
 
     def new(self) -> tuple[bool, list[bytes]]:
-        """Return whether the file was started again, and the new lines."""
+        """Return whether the file was started again, and the complete lines since the last call."""
         try:
             with self._path.open("rb") as file:
                 status = self._path.stat()
@@ -62,57 +66,61 @@ class Lines:
 
 
 def text_from(path: Path, start: int) -> tuple[list[str], int]:
-    """Return the complete lines of a file from byte ``start`` on (-1: the latest), and where they end."""
+    """Return complete lines of a text file, and the byte offset where they end.
+
+    ``start``: the offset where earlier lines ended, or -1 for the latest lines.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            begin = start if 0 <= start <= size else max(0, size - LATEST_LOG)
-            file.seek(max(0, begin - 1))
-            # The rest of a line would show names that are hidden where the line is whole.
-            whole = begin == 0 or file.read(1) == b"\n"
+            known = 0 <= start <= size
+            begin = file.seek(start if known else max(0, size - LATEST_LOG))
             data = file.read(MOST_LOG)
     except OSError:
         return [], 0
-    lines_read = data[: data.rfind(b"\n") + 1]
-    lines = lines_read.decode("utf-8", "replace").splitlines()
-    return (lines if whole else lines[1:]), begin + len(lines_read)
+    end = data.rfind(b"\n") + 1
+    lines = data[:end].decode("utf-8", "replace").splitlines()
+    # The first of the latest lines is only the rest of one, unless the file begins there.
+    return (lines if known or begin == 0 else lines[1:]), begin + end
 
 
 class Followed:
-    """All that is known about one run. Any thread may ask, after `look`."""
+    """All that is known about one run, as of the last `look`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config: dict[str, Any] = {}
+        """The settings of config.toml; empty while it cannot be read."""
         self.problem: str | None = None
         """One line about files that cannot be read."""
         self.epoch = 0
         """How often the metrics file was started again, as happens when a run is resumed."""
-        self.lock = threading.Lock()
-        self._config_read: tuple[int, int] | None = None
+        self._config_read: tuple[object, ...] = ()
         self.colour: int | None = None
         """The number of its colour in charts; `Runs` gives it."""
         self._small: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
+        """The values of small JSON files, by name, each with the stamp of the file when it was read."""
         self._metrics = Lines(path / "metrics.jsonl")
         self._events = Lines(path / "fleet.jsonl")
         self.devices = DeviceEvents()
-        self._forget_rows()
+        self._forget_rounds()
 
-    def _forget_rows(self) -> None:
+    def _forget_rounds(self) -> None:
+        """Begin anew, without rounds."""
         self.epoch += 1
         self.columns: dict[str, list[Any]] = {"round": []}
-        """One list per metric, as long as there are rounds."""
+        """One list per metric, with a value or None per round."""
         self.standing = Standing()
         self.coverage = Coverage()
         self.warnings: list[str] = []
         """Reasons why the run cannot work as it is."""
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read what is new in the run's files; a damaged line becomes the `problem`."""
         self._read_config()
         anew, lines = self._metrics.new()
         if anew and self.columns["round"]:
-            self._forget_rows()
+            self._forget_rounds()
         for line in lines:
             try:
                 self._add(RoundMetrics.from_dict(parse_json(line, lambda name: None)))
@@ -125,18 +133,18 @@ class Followed:
             self.devices.add(line)
 
     def _read_config(self) -> None:
+        """Read config.toml if it changed."""
+        changed = stamp(self.path / "config.toml")
+        if changed == self._config_read:
+            return
+        self._config_read = changed
         try:
-            status = (self.path / "config.toml").stat()
-            changed = (status.st_mtime_ns, status.st_ino)
-            if changed != self._config_read:
-                self.config = read_config(self.path)
-                self._config_read, self.problem = changed, None
-        except OSError as error:
-            self.problem = f"config.toml: {error.strerror or error}"
-        except ValueError as error:
+            self.config, self.problem = read_config(self.path), None
+        except (ValueError, OSError) as error:
             self.problem = str(error)
 
     def _add(self, metrics: RoundMetrics) -> None:
+        """Add a round to the columns, the standing and the coverage."""
         done = len(self.columns["round"])
         values = metrics.numbers() | {"round": metrics.round}
         for key in values.keys() | self.columns.keys():
@@ -147,14 +155,16 @@ class Followed:
         self.warnings += map(str, metrics.warnings or [])
         self.coverage.add(metrics.round, metrics.coverage_by_client or {})
 
-    # --- what it comes to ------------------------------------------------------------------------
+    # --- what the files say ----------------------------------------------------------------------
 
     @property
     def rounds(self) -> int:
+        """Return how many rounds the run is to have; 0 if that is not known."""
         return int(self.config["rounds"]) if isinstance(self.config.get("rounds"), int) else 0
 
     @property
     def done(self) -> int:
+        """Return how many rounds are done."""
         return self.columns["round"][-1] + 1 if self.columns["round"] else 0
 
     def state(self) -> tuple[str, str]:
@@ -183,34 +193,28 @@ class Followed:
         )
 
     def _lock_holder(self) -> tuple[str | None, bool]:
-        """Return which process works or worked on the run, and whether it still does.
+        """Return which process works or worked on the run (None: no file says so), and whether it still does.
 
-        Takes no lock: even a short one could make a run fail to start.
+        Linux lists all locks in /proc/locks. This takes no lock: even a short one could make a run fail to start.
         """
         file = self.path / "run.lock"
         try:
-            with file.open() as content:
-                holder, inode = content.read().strip(), file.stat().st_ino
+            holder, inode = file.read_text().strip(), file.stat().st_ino
+            locks = Path("/proc/locks").read_text().splitlines()
         except (OSError, UnicodeDecodeError):
             return None, False
         match = re.fullmatch(r"process (\d+) on (.*)", holder)
         if match is None:
             return holder or None, False
         if match[2] != platform.node():
-            return holder, time.time() - self.updated() < ELSEWHERE_SECONDS
-        return holder, any(
-            f":{inode} " in line and f" {match[1]} " in line for line in _locks().splitlines()
-        )
+            return holder, time.time() - self._updated() < ELSEWHERE_SECONDS
+        return holder, any(f":{inode} " in line and f" {match[1]} " in line for line in locks)
 
-    def updated(self) -> float:
+    def _updated(self) -> float:
         """Return when the run last wrote something, in seconds after the epoch."""
-        latest = 0.0
-        for name in ("config.toml", "metrics.jsonl", "run.log", "fleet.json"):
-            try:
-                latest = max(latest, (self.path / name).stat().st_mtime)
-            except OSError:
-                continue
-        return latest
+        names = ("config.toml", "metrics.jsonl", "run.log", "fleet.json")
+        files = [file for file in map(self.path.joinpath, names) if file.exists()]
+        return max((file.stat().st_mtime for file in files), default=0.0)
 
     def log(self, start: int) -> tuple[list[str], int]:
         """Return lines of the log, as `text_from` does."""
@@ -234,10 +238,7 @@ class Followed:
 
     def began(self) -> int:
         """Return the time of the oldest file, which tells runs that began earlier from later ones."""
-        try:
-            return min((file.stat().st_mtime_ns for file in self.path.iterdir()), default=0)
-        except OSError:
-            return 0
+        return min((file.stat().st_mtime_ns for file in self.path.iterdir()), default=0)
 
     def preset(self) -> tuple[str, dict[str, Any]] | None:
         """Return the nearest preset, and its values of the settings that this run changed."""
@@ -249,10 +250,3 @@ class Followed:
             return changes(flat(values))
         except ConfigError:
             return None
-
-
-def _locks() -> str:
-    try:
-        return Path("/proc/locks").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

@@ -1,4 +1,8 @@
-"""Return what the page shows as plain values, one function per request."""
+"""What the page shows, as plain values: one method of `Runs` per request of the browser.
+
+Values are numbers, texts, lists and dicts, so that they can be sent as JSON. The page's scripts make tables and
+charts of them.
+"""
 
 import json
 import time
@@ -19,40 +23,42 @@ from semisfl.watch.follow import Followed
 ACTIVE = ("running", "waiting")
 """States of a run whose process lives."""
 BINS = 60
-"""Most columns of the map of coverage."""
+"""Most columns of the chart of coverage; each is the mean over a span of rounds."""
 NOBODY = ClientCoverage()
 """The coverage of a client that was never chosen."""
 UNCOUNTED = ("seed", "stop", "sinks", "runtime")
 """Settings and sections in which runs of one colour may differ."""
 
 Plain = dict[str, Any]
+"""Values that JSON can hold."""
 
 
 class Runs:
-    """The runs at some paths, as plain values for the page.
+    """The runs at some paths, as plain values for the page. One thread at a time may call its methods.
 
-    A folder that is no run stands for the runs directly inside it, also for those that come later. A run is
-    known by its name, or by its path where two have one name.
+    Each run has a key: its directory's name, or its path where two have one name.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        """Show the runs at ``paths``.
+
+        A folder that is no run stands for the runs directly inside it, also for those that come later.
+        """
         for path in paths:
             if not path.is_dir():
                 raise ValueError(f"{path} is no folder; give run directories, or a folder of them")
         self._paths = paths
         self._followed: dict[str, Followed] = {}
         self._colours: dict[str, int] = {}
-        """The number of each colour, by the settings that its runs have in common."""
+        """The number of each colour, by the settings that its runs have in common, as JSON."""
 
     def listing(self) -> Plain:
-        """Return every run with its state, and which charts the page has."""
+        """Return every run with its state, and the charts that the page has.
+
+        The charts follow from the methods of the runs, because a method may have metrics of its own.
+        """
         self._find()
-        self._give_colours()
-        runs = []
-        for key, followed in self._followed.items():
-            with followed.lock:
-                followed.look()
-                runs.append({"id": key, **_summary(followed)})
+        runs = [{"id": key, **_summary(followed)} for key, followed in self._followed.items()]
         methods = {run["method"] for run in runs if run["method"]}
         for method in methods:
             alike = [run for run in runs if run["method"] == method]
@@ -67,22 +73,8 @@ class Runs:
             "panels": self._panels(methods),
         }
 
-    def _give_colours(self) -> None:
-        """Give a colour to every run that has none, in the order in which they began.
-
-        Runs that differ only in their seed share one. A run keeps its colour, whatever other runs appear.
-        """
-        for followed in self._followed.values():
-            with followed.lock:
-                followed.look()
-        new = [one for one in self._followed.values() if one.colour is None and one.config]
-        for followed in sorted(new, key=lambda one: (one.began(), one.path.name)):
-            values = {k: v for k, v in followed.config.items() if k not in UNCOUNTED}
-            alike = json.dumps(values, sort_keys=True, default=str)
-            followed.colour = self._colours.setdefault(alike, len(self._colours))
-
     def _panels(self, methods: set[str]) -> list[Plain]:
-        """Return every chart of the view Training, with the keys of its lines."""
+        """Return the charts of the view Training, each with the metrics that are its lines."""
         keys = {key for followed in self._followed.values() for key in followed.columns}
         other = {key for key in keys if key == "round" or key.startswith(ACCURACY_OF)}
         metrics = metrics_of(sorted(methods), sorted(keys - other))
@@ -92,86 +84,88 @@ class Runs:
         ]
 
     def rounds(self, have: Mapping[str, tuple[int, int]]) -> Plain:
-        """Return the rounds of each run beyond those that the browser has, with their epoch."""
+        """Return the rounds of each run that the browser lacks, as one list per metric.
+
+        ``have``: for each run the epoch and the number of rounds that the browser has. If the run began its
+        metrics anew since then, all rounds are returned, with another epoch.
+        """
         answer: Plain = {}
         for key, (epoch, count) in have.items():
-            followed = self._followed.get(key)
-            if followed is None:
-                continue
-            with followed.lock:
-                followed.look()
+            if key in self._followed:
+                followed = self._one(key)
                 first = count if epoch == followed.epoch else 0
                 columns = {name: values[first:] for name, values in followed.columns.items()}
                 answer[key] = {"epoch": followed.epoch, "first": first, "columns": columns}
         return {"runs": answer}
 
     def clients(self, key: str) -> Plain:
+        """Return a run's clients: names, numbers of images, and coverage over the rounds.
+
+        A client's name is that of the device in its place, or of its folder of images. Of a place that was
+        freed, only the rounds since then count.
+        """
         followed = self._one(key)
-        with followed.lock:
-            followed.look()
-            holdings = followed.read_json("holdings.json")
-            roster = followed.read_json("roster.json").get("index", {})
-            names = dict(enumerate(holdings.get("names") or ()))
-            names |= {client: name for name, client in roster.items()}
-            held = [sum(counts) for counts in holdings.get("clients", [])]
-            starts, shares = followed.coverage.over(BINS, followed.devices.since)
-            clients = []
-            for number in sorted({*shares, *range(len(held)), *names}):
-                of = shares.get(number, NOBODY)
-                clients.append(
-                    {
-                        "client": number,
-                        "name": names.get(number),
-                        "images": held[number] if 0 <= number < len(held) else None,
-                        "rounds": of.rounds,
-                        "missed": of.missed,
-                        "mean": of.total / of.rounds if of.rounds else None,
-                        "last": of.last,
-                        "last_round": of.last_round + 1 if number in shares else None,
-                    }
-                )
-            return {
-                "clients": clients,
-                "holdings": holdings,
-                "coverage": {
-                    "rounds": [start + 1 for start in starts],
-                    "clients": list(shares),
-                    "shares": [of.means(len(starts)) for of in shares.values()],
-                },
-            }
+        holdings = followed.read_json("holdings.json")
+        roster = followed.read_json("roster.json").get("index", {})
+        names = dict(enumerate(holdings.get("names") or ()))
+        names |= {client: name for name, client in roster.items()}
+        held = [sum(counts) for counts in holdings.get("clients", [])]
+        starts, shares = followed.coverage.over(BINS, followed.devices.since)
+        clients = []
+        for number in sorted({*shares, *range(len(held)), *names}):
+            one = shares.get(number, NOBODY)
+            clients.append(
+                {
+                    "client": number,
+                    "name": names.get(number),
+                    "images": held[number] if 0 <= number < len(held) else None,
+                    "rounds": one.rounds,
+                    "missed": one.missed,
+                    "mean": one.total / one.rounds if one.rounds else None,
+                    "last": one.last,
+                    "last_round": one.last_round + 1 if number in shares else None,
+                }
+            )
+        return {
+            "clients": clients,
+            "holdings": holdings,
+            "coverage": {
+                "rounds": [start + 1 for start in starts],
+                "clients": list(shares),
+                "shares": [one.means(len(starts)) for one in shares.values()],
+            },
+        }
 
     def devices(self, key: str) -> Plain:
+        """Return the devices of a served run with their states, and the latest events."""
         followed = self._one(key)
-        with followed.lock:
-            followed.look()
-            standing = followed.read_json("fleet.json")
-            running = followed.state()[0] in ACTIVE
-            return {
-                "time": standing.get("time"),
-                "places": _integer(followed.config, "clients", "total", 0) or None,
-                "devices": _devices(followed.devices, standing.get("clients", []), running),
-                "events": list(followed.devices.latest)[::-1],
-                "counts": dict(followed.devices.counts),
-            }
+        status = followed.read_json("fleet.json")
+        running = followed.state()[0] in ACTIVE
+        return {
+            "time": status.get("time"),
+            "places": _integer(followed.config, "clients", "total", 0) or None,
+            "devices": _devices(followed.devices, status.get("clients", []), running),
+            "events": list(followed.devices.latest)[::-1],
+            "counts": dict(followed.devices.counts),
+        }
 
     def log(self, key: str, start: int) -> Plain:
+        """Return the lines of a run's log from byte ``start`` on (-1: the latest), and where they end."""
         lines, end = self._one(key).log(start)
         return {"lines": lines, "next": end}
 
     def settings(self) -> Plain:
+        """Return every run's settings, its nearest preset, and the preset's values of those it changed."""
         self._find()
-        answer, presets = {}, {}
+        settings, presets = {}, {}
         for key, followed in self._followed.items():
-            with followed.lock:
-                followed.look()
-                answer[key] = _as_text(followed.config)
-                if (preset := followed.preset()) is not None:
-                    name, changed = preset
-                    presets[key] = {"name": name, "changed": _as_text(changed)}
-        return {"runs": answer, "presets": presets}
+            settings[key] = _as_text(followed.config)
+            if (preset := followed.preset()) is not None:
+                presets[key] = {"name": preset[0], "changed": _as_text(preset[1])}
+        return {"runs": settings, "presets": presets}
 
     def everything(self) -> Plain:
-        """Return everything at once, for a page that is one file."""
+        """Return the answers to all requests at once, for a page that is one file."""
         listing = self.listing()
         keys = [run["id"] for run in listing["runs"]]
         return {
@@ -184,26 +178,41 @@ class Runs:
         }
 
     def _one(self, key: str) -> Followed:
-        if key not in self._followed:
-            raise KeyError(key)
-        return self._followed[key]
+        """Return a run, up to date; raise `KeyError` if there is none with this key."""
+        followed = self._followed[key]
+        followed.look()
+        return followed
 
     def _find(self) -> None:
+        """Look for runs that came or went, bring all of them up to date, and give new ones a colour.
+
+        Colours are given in the order in which runs began. Runs that differ only in their seed share one, and a
+        run keeps its colour, whatever other runs appear.
+        """
         known = {followed.path: followed for followed in self._followed.values()}
         places: dict[Path, None] = {}
         for path in map(Path.resolve, self._paths):
             inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
             places |= dict.fromkeys(filter(Path.is_dir, inside))
-        often = Counter(place.name for place in places)
+        runs = [known.get(place) or Followed(place) for place in places]
+        for followed in runs:
+            followed.look()
+        often = Counter(followed.path.name for followed in runs)
         self._followed = {
-            place.name if often[place.name] == 1 else str(place): known.get(place)
-            or Followed(place)
-            for place in places
+            one.path.name if often[one.path.name] == 1 else str(one.path): one for one in runs
         }
+        new = [one for one in runs if one.colour is None and one.config]
+        for followed in sorted(new, key=lambda one: (one.began(), one.path.name)):
+            values = {k: v for k, v in followed.config.items() if k not in UNCOUNTED}
+            alike = json.dumps(values, sort_keys=True, default=str)
+            followed.colour = self._colours.setdefault(alike, len(self._colours))
 
 
 def _differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return, for each run of one method, its settings that at most half of the runs have."""
+    """Return, for each run of one method, the settings that tell it from the others, as one text.
+
+    Those are its values that at most half of the runs have: what most of them have is not worth a mention.
+    """
     keys = sorted({key for config in configs for key in config})
     often = {key: Counter(str(config.get(key, "none")) for config in configs) for key in keys}
     return [
@@ -217,7 +226,13 @@ def _differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _devices(events: DeviceEvents, enrolled: Sequence[Plain], running: bool) -> list[Plain]:
-    """Return every enrolled device and those that were turned away, with their states."""
+    """Return every enrolled device, and those that were turned away, with their states.
+
+    Args:
+        events: what ``fleet.jsonl`` says.
+        enrolled: the devices of ``fleet.json``; ``since`` is when a device connected, None if it is away.
+        running: whether the server's process lives.
+    """
     away = dict(events.turned_away)
     devices = []
     for device in enrolled:
@@ -232,6 +247,7 @@ def _devices(events: DeviceEvents, enrolled: Sequence[Plain], running: bool) -> 
 
 
 def _summary(followed: Followed) -> Plain:
+    """Return the line of a run in the table of runs."""
     config, standing = followed.config, followed.standing
     method = config.get("method")
     state, note = followed.state()
@@ -262,6 +278,7 @@ def _summary(followed: Followed) -> Plain:
 
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return nested settings as texts by dotted key."""
     return {key: str(value) for key, value in flat(values).items()}
 
 

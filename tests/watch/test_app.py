@@ -224,10 +224,11 @@ def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    for words, error in (
-        ([str(tmp_path / "empty"), "--html", "x.html"], "empty holds no run"),
-        ([str(run), "--html", str(tmp_path / "no" / "x.html")], "cannot write .*No such file"),
+    place = str(tmp_path / "no" / "x.html")
+    for words, code, error in (
+        ([str(tmp_path / "empty"), "--html", "x.html"], 2, "empty holds no run"),
+        ([str(run), "--html", place], 1, "No such file"),
     ):
-        assert main(["report", *words]) == 2
+        assert main(["report", *words]) == code
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert re.match(f"error: .*{error}", line), line
+        assert line.startswith("error: ") and error in line, line
