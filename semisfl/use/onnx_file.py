@@ -21,14 +21,12 @@ from semisfl.settings.extras import needs
 ABOUT = "semisfl"
 """The key of the file's metadata under which the model is described."""
 CALIBRATION_BATCH = 16
-OPERATORS = set(
-    """
-    Add Sub Mul Div Pow Sqrt Reciprocal Erf Clip Cast Identity Relu LeakyRelu PRelu Elu Selu Gelu Softplus Softmax
-    Tanh Sigmoid HardSigmoid HardSwish Conv Gemm MatMul Pad MaxPool AveragePool GlobalAveragePool GlobalMaxPool
-    ReduceMean ReduceMax BatchNormalization InstanceNormalization GroupNormalization LayerNormalization Shape
-    Reshape Flatten Transpose Squeeze Unsqueeze Concat Split Slice Gather QuantizeLinear DequantizeLinear
-    """.split()
-)
+OPERATORS = """
+Add Sub Mul Div Pow Sqrt Reciprocal Erf Clip Cast Identity Relu LeakyRelu PRelu Elu Selu Gelu Softplus Softmax
+Tanh Sigmoid HardSigmoid HardSwish Conv Gemm MatMul Pad MaxPool AveragePool GlobalAveragePool GlobalMaxPool
+ReduceMean ReduceMax BatchNormalization InstanceNormalization GroupNormalization LayerNormalization Shape
+Reshape Flatten Transpose Squeeze Unsqueeze Concat Split Slice Gather QuantizeLinear DequantizeLinear
+"""
 """Operators of a bottom. None has a graph of its own, so none can run for ever."""
 needs_onnx = partial(needs, "onnx", "onnx", "onnxruntime", "onnxscript", "onnx_ir")
 
@@ -114,7 +112,7 @@ def _check_foreign(model: Any) -> None:
     if graph.sparse_initializer or any(one.external_data for one in graph.initializer):
         raise ValueError("it takes weights from another file; export the model again")
     used = {node.op_type if node.domain in ("", "ai.onnx") else node.domain for node in graph.node}
-    if unknown := [*sorted(used - OPERATORS), *(one.name for one in model.functions)]:
+    if unknown := [*sorted(used - {*OPERATORS.split()}), *(one.name for one in model.functions)]:
         raise ValueError(f"it has the operator {unknown[0]}, which no exported bottom needs")
 
 
