@@ -105,7 +105,7 @@ def defaults(method: str, aggregate: str) -> dict[str, Any]:
     """Return today's settings of a method and aggregation rule by dotted key, with None where there is no default."""
     config = configs.parse({"method": method, "robust": {"aggregate": aggregate}})
     values = flat(config.model_dump(mode="json", exclude_none=True))
-    return {key: values.get(key) for key in configs.known_keys(type(config))}
+    return {key: values.get(key) for key in configs.known_keys(config)}
 
 
 def defaults_of(settings: Mapping[str, Any]) -> dict[str, Any]:

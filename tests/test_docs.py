@@ -11,10 +11,9 @@ from types import ModuleType
 import pytest
 
 import semisfl
-from semisfl.settings import catalog, lookup
-from semisfl.settings.config import config_class, known_keys
+from semisfl.settings import catalog
+from semisfl.settings.config import known_keys, parse
 from semisfl.settings.policy import parse_policy, read_policy
-from semisfl.settings.robust import class_for
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -119,8 +118,8 @@ def _module(name: str) -> ModuleType:
 @cache
 def settings() -> set[str]:
     """Return every setting of this package's methods and aggregation rules."""
-    kinds = [config_class(lookup.method(name)) for name in catalog.METHODS]
-    kinds += [config_class(None, class_for({"aggregate": rule})) for rule in catalog.AGGREGATES]
+    kinds = [parse({"method": name}) for name in catalog.METHODS]
+    kinds += [parse({"robust": {"aggregate": rule}}) for rule in catalog.AGGREGATES]
     return {key for kind in kinds for key in known_keys(kind)}
 
 

@@ -19,8 +19,8 @@ from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import divide, load_images
+from semisfl.settings import catalog
 from semisfl.settings import config as configs
-from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.plain_values import words_of
 from semisfl.stopping import StopFlag, Stopped
@@ -84,7 +84,7 @@ def choose(names: str, known: Iterable[str], kind: str) -> list[str]:
 
 def rules() -> list[str]:
     """Return every aggregate, alone and with limited features."""
-    names = lookup.AGGREGATES.names()
+    names = catalog.AGGREGATES
     return [*names, *(name + LIMITED for name in names)]
 
 

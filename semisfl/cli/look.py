@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,18 +36,18 @@ SECTIONS = {
 
 def list_(json_: Json = False) -> None:
     """List presets, methods, models, data sets, codecs, aggregates and sinks."""
-    from semisfl.settings import lookup
+    from semisfl.settings import catalog
     from semisfl.settings.presets import PRESETS, VARIANTS
 
     known: dict[str, list[dict[str, Any]]] = {
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
-        "methods": _entries(lookup.METHODS, "title", "summary", "note"),
+        "methods": _entries(catalog.METHODS, "title", "summary", "note"),
         "models": _models(),
-        "data": _entries(lookup.DATA, "summary"),
-        "codecs": _entries(lookup.CODECS, "summary"),
-        "aggregates": _entries(lookup.AGGREGATES, "summary"),
-        "sinks": _entries(lookup.SINKS, "summary"),
+        "data": _entries(catalog.DATA, "summary"),
+        "codecs": _entries(catalog.CODECS, "summary"),
+        "aggregates": _entries(catalog.AGGREGATES, "summary"),
+        "sinks": _entries(catalog.SINKS, "summary"),
     }
     if json_:
         print(json.dumps(known))
@@ -57,9 +57,9 @@ def list_(json_: Json = False) -> None:
         _print(title, columns, known[section])
 
 
-def _entries(catalog: Any, *fields: str) -> list[dict[str, Any]]:
+def _entries(table: Mapping[str, Any], *fields: str) -> list[dict[str, Any]]:
     """Return the names of a catalog's entries and some of their fields."""
-    entries = catalog.all().values()
+    entries = table.values()
     return [{field: getattr(entry, field) for field in ("name", *fields)} for entry in entries]
 
 

@@ -155,7 +155,7 @@ def chosen_preset(
 def warn_of_unread(config: "Config", settings: Sequence[str] | None) -> None:
     """Name the settings of ``--set`` that only other methods read: the method's configuration has no such section."""
     for key in (one.partition("=")[0].strip() for one in settings or ()):
-        if key.partition(".")[0] not in type(config).model_fields:
+        if not hasattr(config, key.partition(".")[0]):
             console.say(f"method {config.method} does not read {key}", "warning")
 
 
@@ -187,7 +187,7 @@ def refuse_beside_resume(preset: str, out: Path | None) -> None:
 def _allowed(names: list[str] | None) -> list[str] | None:
     from semisfl.settings import lookup
 
-    lookup.allow_methods(names or ())
+    lookup.allow_code(names or ())
     return names
 
 

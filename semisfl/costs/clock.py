@@ -20,9 +20,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from semisfl import seeds
-from semisfl.settings.mistakes import one_line
 from semisfl.settings.plain_values import read
-from semisfl.settings.sections import ConfigError, Section
+from semisfl.settings.sections import ConfigError, Section, one_line
 
 # --- devices ----------------------------------------------------------------------------------------
 

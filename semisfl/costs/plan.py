@@ -9,7 +9,7 @@ from semisfl.costs.clock import World, time_round
 from semisfl.costs.cuts import every_cut
 from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.fleet.base import draw_active
-from semisfl.settings import lookup
+from semisfl.settings import catalog, lookup
 from semisfl.settings.config import Config
 
 ROUNDS = 20
@@ -152,7 +152,7 @@ def make(
     methods, which may be named by their path.
     """
     own = RoundCosts.of(config, images)
-    entries = lookup.METHODS.all()
+    entries = dict(catalog.METHODS)
     for name in (config.method, *others):
         entries.setdefault(name, lookup.method(name))
     priced = [

@@ -193,7 +193,7 @@ def costs_of_run(run: Run, images: ImageFacts | None = None) -> RoundCosts:
     Without ``images`` the facts about its images are read from its directory. Raises ValueError for a run whose
     settings or network today's version does not know.
     """
-    lookup.check_importable(run.config["method"], f"{run.path}")
+    lookup.check_importable(run.config, f"{run.path}")
     try:
         config = configs.parse(run.config)
         if config.model.is_code:

@@ -18,8 +18,8 @@ from semisfl.methods.sizes import Cost, Sizes
 from semisfl.models.shapes import Shape
 from semisfl.runs import reading
 from semisfl.settings import lookup
+from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.config import Config, capped
-from semisfl.settings.entries import NamedMethod
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def planned_images(config: Config) -> ImageFacts:
     """Return the facts for a run that has not begun; images are loaded only if the catalog lacks them."""
     name, side = config.data.name, config.data.size
     folders: Mapping[str, Sized] | None = None
-    if (known := lookup.DATA.find(name)) and known.images is not None:
+    if (known := lookup.data(name)) and known.images is not None:
         shape, classes, images = known.shape, known.classes, known.images
     else:
         from semisfl.data import sources
@@ -69,7 +69,7 @@ def planned_images(config: Config) -> ImageFacts:
 
 def _images_of(name: str) -> int:
     """Return the number of training images of a named set, or at a path."""
-    if (known := lookup.DATA.find(name)) and known.images is not None:
+    if (known := lookup.data(name)) and known.images is not None:
         return known.images
     from semisfl.data import sources
 

@@ -13,7 +13,7 @@ import torch
 
 from semisfl.data import builders, places
 from semisfl.data.decode import Decoded, Size, decode
-from semisfl.settings.entries import NamedData
+from semisfl.settings.catalog import NamedData
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image as PILImage
 
 from semisfl.data.decode import Listing, Source, open_image
-from semisfl.settings.entries import NamedData
+from semisfl.settings.catalog import NamedData
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels")

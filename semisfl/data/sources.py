@@ -14,8 +14,8 @@ import torch
 from semisfl.data import hub, npz, places
 from semisfl.data.dataset import Dataset
 from semisfl.data.decode import Source
-from semisfl.settings import lookup
-from semisfl.settings.entries import NamedData
+from semisfl.settings import catalog, lookup
+from semisfl.settings.catalog import NamedData
 
 
 def load(
@@ -42,13 +42,13 @@ def load(
     """
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel; use 1 or more")
-    if entry := lookup.DATA.find(name):
+    if entry := lookup.data(name):
         return _checked(_named(entry, size, like, cache), tested)
     path = Path(os.path.expanduser(os.path.expandvars(name)))
     source = (places.at(path) or _in_environment(name)) if name.strip() else None
     if source is None:
         raise ValueError(
-            f"data {name!r} is neither a known set ({', '.join(lookup.DATA.all())}) nor a path to images"
+            f"data {name!r} is neither a known set ({', '.join(catalog.DATA)}) nor a path to images"
             f"{_searched()}"
         )
     return _checked(_dataset(source, None, size, like, cache), tested)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from semisfl.models.split import SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
-from semisfl.settings import lookup
+from semisfl.settings import catalog
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy
 
@@ -92,14 +92,15 @@ def hello(
 ) -> dict[str, Any]:
     """Return the fields of a hello.
 
-    ``instance`` identifies the client's process, since several may share a certificate. ``attempt``
+    ``methods``: the methods that this client may be asked for, and ``package.module:NAME`` of other code
+    that its owner allows, which may be a codec. ``instance`` identifies the client's process, since several may share a certificate. ``attempt``
     counts its connections, so that the server can tell the newest from an abandoned one.
     """
     return {
         "protocol": PROTOCOL,
         "run": run,
         "name": name,
-        "codecs": sorted(lookup.CODECS.names()),
+        "codecs": sorted([*catalog.CODECS, *(name for name in methods if ":" in name)]),
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,

@@ -85,6 +85,7 @@ class Terms:
                 raise ValueError(
                     f"method {str(method)[:80]!r} is neither installed here nor allowed by --allow-method"
                 )
+            lookup.check_importable(plain["config"], "the server's terms", methods)
             channels, height, width = (int(side) for side in plain["shape"])
             terms = cls(
                 parse(plain["config"]),

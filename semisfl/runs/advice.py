@@ -91,8 +91,7 @@ class Advice:
 
     def _threshold(self) -> str:
         """Return the setting with the confidence that a pseudo-label needs, and its value."""
-        for name in type(self._config).model_fields:
-            section = getattr(self._config, name)
+        for name, section in self._config:
             value: Any = getattr(section, "confidence_threshold", None)
             if value is not None:
                 return f"{name}.confidence_threshold = {needed_confidence(value, self._classes):g}"

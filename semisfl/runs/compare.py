@@ -15,8 +15,8 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.grouping import Group, find_runs, flatten, group_runs, read_run
 from semisfl.runs.report import Summary, summarise
 from semisfl.runs.start import PreparedRun, begin, go_on
+from semisfl.settings import catalog, lookup
 from semisfl.settings import config as configs
-from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.plain_values import words_of
 
@@ -119,10 +119,10 @@ class Job:
 def choose_methods(names: str) -> list[str]:
     """Return the methods that ``a,b`` or ``all`` names."""
     if names.strip() == "all":
-        return list(lookup.METHODS.all())
+        return list(catalog.METHODS)
     chosen = words_of(names)
     if not chosen:
-        known = ", ".join(lookup.METHODS.names())
+        known = ", ".join(catalog.METHODS)
         raise ConfigError(f"--methods names no method; use all or some of {known}")
     for name in chosen:
         lookup.method(name)
@@ -162,7 +162,7 @@ def list_jobs(
             path = out / "-".join(part for part in parts if part)
             other = seen.setdefault(config.model_dump_json(exclude={"sinks"}), path)
             if other is not path:
-                known = configs.known_keys(type(config))
+                known = configs.known_keys(config)
                 keys = [setting.partition("=")[0].strip() for setting in settings]
                 if unread := [key for key in keys if key not in known]:
                     raise ConfigError(

@@ -154,7 +154,8 @@ class RunDirectory:
     def config(self) -> Config:
         """Return the configuration; raise ConfigError if it names code that nobody here asked for."""
         values = read_config(self.path)
-        lookup.check_importable(values["method"], f"{self.path / 'config.toml'}")
+        names = [values["method"], values.get("robust")]
+        lookup.check_importable(names, f"{self.path / 'config.toml'}")
         return config.parse(values)
 
     def changed(self, settings: Sequence[str]) -> Config:
@@ -170,8 +171,8 @@ class RunDirectory:
                 )
         values = config.override(here.model_dump(exclude_none=True), list(settings))
         typed = [assignment.partition("=")[0].strip() for assignment in settings]
-        for name in here.sinks if "sinks" not in typed else ():
-            lookup.check_importable(name, f"{self.path / 'config.toml'}")
+        written = here.model_dump(exclude=set(typed))
+        lookup.check_importable(written, f"{self.path / 'config.toml'}")
         if (rule := here.robust.aggregate) != values["robust"]["aggregate"]:
             values["robust"].pop(section_of(rule), None)
         return config.parse(values)

@@ -224,7 +224,7 @@ def assemble(
     labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
-        method = lookup.method_class(lookup.method(config.method))(
+        method = lookup.load(lookup.method(config.method).code)(
             Setup(setup.config, split_model, fleet, labeled, classes, hardware, stop)
         )
         tested = method.tested()

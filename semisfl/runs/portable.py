@@ -23,7 +23,7 @@ from semisfl.data.partition import Partition
 from semisfl.models.modules import layers_of
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.mistakes import one_line
+from semisfl.settings.sections import one_line
 from semisfl.settings.version import VERSION
 
 log = logging.getLogger(__name__)

@@ -1,25 +1,21 @@
-"""The configuration of a run: all sections together, and how plain values become one."""
+"""The configuration of a run: all sections together, and how plain values become one.
 
-from collections.abc import Iterable, Mapping, Set
+Values travel one way: a TOML file, ``--set`` and presets give plain values, `parse` makes one `Config` of
+them, and everything else reads it.
+"""
+
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from semisfl.settings import catalog, lookup
-from semisfl.settings.entries import NamedMethod
-from semisfl.settings.mistakes import one_line
+from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.plain_values import override as override
 from semisfl.settings.plain_values import read as read
 from semisfl.settings.policy import Policy
-from semisfl.settings.robust import RobustConfig, class_for, rule_sections, section_of
+from semisfl.settings.robust import RobustConfig
 from semisfl.settings.run import (
     ClientsConfig,
     ControllerConfig,
@@ -35,55 +31,26 @@ from semisfl.settings.run import (
     WireConfig,
 )
 from semisfl.settings.sections import ConfigError as ConfigError
-from semisfl.settings.sections import LabeledView
+from semisfl.settings.sections import Kind, LabeledView, OpenSection, one_line
 from semisfl.settings.sections import Section as Section
-
-Settings = TypeVar("Settings", bound=Section)
-AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
-
-
-def _known_method(name: str) -> str:
-    lookup.method(name)
-    return name
-
-
-def with_known_codec(policy: AnyPolicy, where: str) -> AnyPolicy:
-    """Return ``policy`` if its codec is known; ``where``: its place, for the error."""
-    try:
-        if policy.codec is not None:
-            lookup.codec(policy.codec)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return policy
-
-
-def _for_a_run(policy: Policy) -> Policy:
-    return with_known_codec(policy, "policy.codec")
-
+from semisfl.settings.sections import known_keys as known_keys
 
 ALL_KEYS = "`semisfl show digits` lists all keys"
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 _SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
 
 
-class Config(Section):
-    """The common sections. `config_class` adds the section of the method, and of the aggregation rule."""
+def _sink_name(name: str) -> str:
+    return lookup.check_name(name, catalog.SINKS, "sinks")
 
-    def __new__(cls, **values: Any) -> "Config":
-        return super().__new__(_class_for(values) if cls is Config else cls)
 
-    @classmethod
-    def model_validate(cls, obj: Any, **how: Any) -> Self:
-        if cls is Config and isinstance(obj, Mapping):
-            return cast(Self, _class_for(obj).model_validate(obj, **how))
-        return super().model_validate(obj, **how)
+class Config(OpenSection):
+    """The settings of a run: the common sections, and that of the method, for example ``config.semisfl``."""
 
-    method: Annotated[str, AfterValidator(_known_method)] = Field(
-        "semisfl", description=f"how to train {_METHOD_CHOICES}"
-    )
+    method: str = Field("semisfl", description=f"how to train {_METHOD_CHOICES}")
     rounds: int = Field(30, ge=1, description="rounds of training, H")
     seed: int = Field(0, ge=0, description="seed of all random numbers")
-    sinks: tuple[Annotated[str, AfterValidator(lookup.check_sink)], ...] = Field(
+    sinks: tuple[Annotated[str, AfterValidator(_sink_name)], ...] = Field(
         (), description=f"where round metrics go besides metrics.jsonl {_SINK_CHOICES}"
     )
     data: DataConfig = DataConfig()
@@ -97,9 +64,25 @@ class Config(Section):
     robust: RobustConfig = RobustConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
-    policy: Annotated[Policy, AfterValidator(_for_a_run)] = Policy()
+    policy: Policy = Policy()
     stop: StopConfig = StopConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_own(cls, values: Any) -> Any:
+        """Parse the section of the method by its own class; leave out a view of labelled images that is its own."""
+        if not isinstance(values, Mapping):
+            return values
+        entry = lookup.method(str(values.get("method", "semisfl")))
+        own = {entry.section: lookup.settings_class(entry)} if entry.section else {}
+        values = cls.parse_sections(values, own, _built_in_sections())
+        server = values.get("server")
+        if isinstance(server, Mapping) and server.get("labeled_view") == entry.labeled_view:
+            # Runs that say it and runs that do not are then the same.
+            others = {key: value for key, value in server.items() if key != "labeled_view"}
+            values["server"] = others
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -135,10 +118,10 @@ class Config(Section):
         """Return the number of rounds in which clients take part."""
         return max(0, self.rounds - self.server.pretrain_rounds)
 
-    def settings(self, kind: type[Settings]) -> Settings:
-        """Return the section of class ``kind``: a method asks for its own."""
-        for name in type(self).model_fields:
-            if type(section := getattr(self, name)) is kind:
+    def settings(self, kind: type[Kind]) -> Kind:
+        """Return the method's section, which must be of class ``kind`` or a class derived from it."""
+        for section in self.own_sections:
+            if isinstance(section, kind):
                 return section
         raise ConfigError(
             f"{self.method} asks for {kind.__name__}, which its catalog entry does not name as settings; set settings "
@@ -146,110 +129,30 @@ class Config(Section):
         )
 
 
-def config_class(
-    method: NamedMethod | None = None, robust: type[RobustConfig] = RobustConfig
-) -> type[Config]:
-    """Return the configuration with the section of ``method``, and with ``robust`` as it is."""
-    settings = lookup.settings_class(method) if method else None
-    if method is None or settings is None or method.section is None:
-        return _with_sections(None, None, robust)
-    if method.section in Config.model_fields or hasattr(Config, method.section):
-        raise ConfigError(
-            f"method {method.name!r} calls its section {method.section!r}, as every run has one; rename it"
-        )
-    if built_in_sections().get(method.section) not in (None, settings):
-        raise ConfigError(
-            f"method {method.name!r} calls its section {method.section!r}, which is another method's; rename it"
-        )
-    return _with_sections(method.section, settings, robust)
-
-
 @cache
-def _with_sections(
-    name: str | None, settings: type[Section] | None, robust: type[RobustConfig]
-) -> type[Config]:
-    fields: dict[str, Any] = {name: (settings, settings())} if name and settings else {}
-    if robust is not RobustConfig:
-        fields["robust"] = (robust, robust())
-    return create_model("Config", __base__=Config, __module__=__name__, **fields)
-
-
-@cache
-def built_in_sections() -> dict[str, type[Section]]:
+def _built_in_sections() -> dict[str, type[Section] | None]:
     """Return the settings classes of this package's methods, by section."""
-    kinds = {entry.section: lookup.settings_class(entry) for entry in catalog.METHODS.values()}
-    return {name: kind for name, kind in kinds.items() if name and kind}
-
-
-def _class_for(values: Mapping[str, Any]) -> type[Config]:
-    robust = values.get("robust", {})
-    kind = type(robust) if isinstance(robust, RobustConfig) else RobustConfig
-    if isinstance(robust, Mapping):
-        kind = class_for(robust)
-    return config_class(_method_in(values), kind)
-
-
-def _method_in(values: Mapping[str, Any]) -> NamedMethod | None:
-    name = values.get("method", Config.model_fields["method"].default)
-    try:
-        return lookup.method(name) if isinstance(name, str) else None
-    except ConfigError:  # the field reports it, with whatever else is wrong
-        return None
+    entries = [entry for entry in catalog.METHODS.values() if entry.section]
+    return {str(entry.section): lookup.settings_class(entry) for entry in entries}
 
 
 def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Config:
     """Return a Config from nested plain values; a mistake becomes a ConfigError of one line.
 
-    Sections of methods and rules that are not chosen are checked and left out, because the values
-    of a comparison have those of all its methods. ``others``: methods without a name here.
+    ``others``: methods outside the catalog whose sections ``values`` may have, as those of a comparison do.
     """
     if not isinstance(values, Mapping):
         raise TypeError(
             f"values is a {type(values).__name__}; it must be a dictionary of settings (semisfl.preset takes a name)"
         )
-    values = _without_own_view(dict(values))
-    kind = _class_for(values)
-    entries = (*others, *lookup.METHODS.all().values())
-    sections = {entry.section for entry in entries if entry.section} - set(kind.model_fields)
-    values = _without_others(values, sections, built_in_sections(), "")
-    if isinstance(robust := values.get("robust"), dict):
-        rules = {section_of(name) for name in lookup.AGGREGATES.names()}
-        rules -= set(class_for(robust).model_fields)
-        values["robust"] = _without_others(robust, rules, rule_sections(), "robust.")
+    unread = {entry.section for entry in others if entry.section}
+    if unread:
+        unread -= {lookup.method(values.get("method", "semisfl")).section}
+        values = {key: value for key, value in values.items() if key not in unread}
     try:
-        return kind.model_validate(values)
+        return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(one_line(error, kind, known_keys(kind), "", ALL_KEYS)) from error
-
-
-def _without_own_view(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` without a ``server.labeled_view`` that the method has anyway.
-
-    Runs that say it and runs that do not are then the same.
-    """
-    method, server = _method_in(values), values.get("server")
-    if method is None or not isinstance(server, Mapping):
-        return values
-    if server.get("labeled_view") != method.labeled_view:
-        return values
-    others = {key: value for key, value in server.items() if key != "labeled_view"}
-    return {**values, "server": others}
-
-
-def _without_others(
-    values: Mapping[str, Any],
-    others: Set[str],
-    classes: Mapping[str, type[Section]],
-    prefix: str,
-) -> dict[str, Any]:
-    """Return ``values`` without the sections ``others``; a mistake in one of ours is still one."""
-    for name in others & values.keys() & classes.keys():
-        try:
-            classes[name].model_validate(values[name])
-        except ValidationError as error:
-            keys, place = known_keys(classes[name]), f"{prefix}{name}."
-            raise ConfigError(one_line(error, classes[name], keys, place, ALL_KEYS)) from error
-    return {key: value for key, value in values.items() if key not in others}
+        raise ConfigError(one_line(error, Config, known_keys(Config()), "", ALL_KEYS)) from error
 
 
 def capped(config: Config, most: int) -> Config:
@@ -260,15 +163,3 @@ def capped(config: Config, most: int) -> Config:
     if config.clients.batch <= most:
         return config
     return config.model_copy(update={"clients": config.clients.model_copy(update={"batch": most})})
-
-
-def known_keys(section: type[BaseModel] | None = None, prefix: str = "") -> list[str]:
-    """Return the dotted keys of all settings in ``section``; by default of a run of SemiSFL."""
-    section = section or _class_for({})
-    keys = []
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += known_keys(field.annotation, f"{prefix}{name}.")
-        else:
-            keys.append(prefix + name)
-    return keys

@@ -5,9 +5,9 @@ from the layers before it; settings that are left out are PyTorch's. A server se
 devices that never saw it, so everything in it has a limit.
 """
 
-import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,23 +15,17 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
     ValidationError,
     model_serializer,
 )
-from pydantic_core import PydanticCustomError
 
-from semisfl.settings.mistakes import one_line
+from semisfl.settings.sections import one_line
 
 MAX_LAYERS = 256
 """Most layers of a whole table, those inside residual blocks included."""
 MAX_WIDTH = 65_536
 MAX_SIDE = 64
-
-
-def _layer_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
-        raise PydanticCustomError("name", "Input must be letters, digits, - and _, at most 40")
-    return name
 
 
 class LayerBase(BaseModel):
@@ -40,7 +34,8 @@ class LayerBase(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
-    name: Annotated[str, AfterValidator(_layer_name)] | None = None
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,40}$")
+    """Letters, digits, - and _, at most 40; none: the kind with a number (`named`)."""
 
     @model_serializer(mode="wrap")
     def _brief(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -124,34 +119,57 @@ Norm = BatchNorm | GroupNorm | LayerNorm
 Inner = Conv | Norm | Relu | Gelu | Pool | AveragePool | Drop | Flatten | Linear
 
 
+AnyInner = Annotated[Inner, Field(discriminator="kind")]
+
+
 class ResidualBlock(LayerBase):
     """body(x) + shortcut(x); an empty shortcut is x itself."""
 
     kind: Literal["residual"] = "residual"
-    body: tuple[Inner, ...] = Field(min_length=1)
-    shortcut: tuple[Inner, ...] = ()
+    body: tuple[AnyInner, ...] = Field(min_length=1)
+    shortcut: tuple[AnyInner, ...] = ()
 
 
 Layer = Inner | ResidualBlock
 Table = Sequence[Layer]
 
-INNER_KINDS: dict[str, type[Layer]] = {
-    kind.model_fields["kind"].default: kind for kind in get_args(Inner)
-}
-KINDS: dict[str, type[Layer]] = {**INNER_KINDS, "residual": ResidualBlock}
+
+def _check_table(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    count = sum(1 + _inside(layer) for layer in layers)
+    if not 0 < count <= MAX_LAYERS:
+        raise ValueError(
+            f"model.layers has {count} layers, blocks included; it must have 1 to {MAX_LAYERS}"
+        )
+    parts = [
+        part
+        for one in layers
+        if isinstance(one, ResidualBlock)
+        for part in (one.body, one.shortcut)
+    ]
+    for table in (layers, *parts):
+        names = Counter(layer.name for layer in table if layer.name is not None)
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise ValueError(f"model.layers has two layers called {twice[0]!r}; rename one of them")
+    return layers
+
+
+def _inside(layer: Layer) -> int:
+    return len(layer.body) + len(layer.shortcut) if isinstance(layer, ResidualBlock) else 0
+
+
+Layers = Annotated[
+    tuple[Annotated[Layer, Field(discriminator="kind")], ...], AfterValidator(_check_table)
+]
+"""A whole table: at most `MAX_LAYERS`, and no name twice beside each other."""
+_TABLE: TypeAdapter[tuple[Layer, ...]] = TypeAdapter(Layers)
 
 
 def parse_layers(values: Any) -> tuple[Layer, ...]:
-    """Return a checked table from plain values; a mistake is one line that names its place."""
-    layers = _parse(values, "model.layers", KINDS)
-    if not layers:
-        raise ValueError(
-            "model.layers is empty; give it layers, or leave it out and set model.name"
-        )
-    count = sum(1 + _inside(layer) for layer in layers)
-    if count > MAX_LAYERS:
-        raise ValueError(f"model.layers has {count} layers, blocks included; at most {MAX_LAYERS}")
-    return layers
+    """Return a checked table from plain values; raise ValueError with one line that names a mistake's place."""
+    try:
+        return _TABLE.validate_python(values)
+    except ValidationError as error:
+        raise ValueError(one_line(error, LayerBase, (), "model.layers.")) from error
 
 
 def named(layers: Sequence[Layer]) -> list[tuple[str, Layer]]:
@@ -167,53 +185,3 @@ def named(layers: Sequence[Layer]) -> list[tuple[str, Layer]]:
         taken.add(name)
         result.append((name, layer))
     return result
-
-
-def _inside(layer: Layer) -> int:
-    return len(layer.body) + len(layer.shortcut) if isinstance(layer, ResidualBlock) else 0
-
-
-def _parse(values: Any, where: str, kinds: dict[str, type[Layer]]) -> tuple[Any, ...]:
-    if not isinstance(values, list | tuple):
-        raise ValueError(
-            f'{where} = {values!r:.60} is not a list of layers, e.g. [{{kind = "conv", channels = 32}}]'
-        )
-    if len(values) > MAX_LAYERS:
-        raise ValueError(f"{where} has {len(values)} layers; at most {MAX_LAYERS}")
-    layers = [_parse_layer(one, f"{where}[{index}]", kinds) for index, one in enumerate(values)]
-    names: dict[str, int] = {}
-    for index, layer in enumerate(layers):
-        if layer.name is None:
-            continue
-        if layer.name in names:
-            raise ValueError(
-                f"{where}[{index}].name = {layer.name!r} is the name of {where}[{names[layer.name]}] "
-                "too; choose another"
-            )
-        names[layer.name] = index
-    return tuple(layers)
-
-
-def _parse_layer(values: Any, where: str, kinds: dict[str, type[Layer]]) -> Layer:
-    if isinstance(values, LayerBase):
-        values = values.model_dump()
-    if not isinstance(values, dict) or "kind" not in values:
-        raise ValueError(f"{where} has no kind; use one of {', '.join(kinds)}")
-    kind = values["kind"]
-    if kind == "residual" and "residual" not in kinds:
-        raise ValueError(
-            f"{where} is a residual block inside another; put them one after the other"
-        )
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{where}.kind = {kind!r:.60} is not known; use one of {', '.join(kinds)}")
-    if kind == "residual":
-        values = values | {
-            key: _parse(values[key], f"{where}.{key}", INNER_KINDS)
-            for key in ("body", "shortcut")
-            if key in values
-        }
-    try:
-        return kinds[kind].model_validate(values)
-    except ValidationError as error:
-        keys = list(kinds[kind].model_fields)
-        raise ValueError(one_line(error, kinds[kind], keys, f"{where}.")) from error

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from semisfl.settings.mistakes import one_line
+from semisfl.settings import catalog, lookup
 from semisfl.settings.plain_values import read
-from semisfl.settings.sections import ConfigError, Section
+from semisfl.settings.sections import ConfigError, Section, one_line
 
 _UPDATES = "set policy.update_clip and policy.update_noise (policies/strict.toml has values)"
 DIGEST = r"^sha256:[0-9a-f]{64}$"
@@ -23,6 +23,10 @@ Digest = Annotated[str, Field(pattern=DIGEST)]
 def _listed(value: Any) -> Any:
     """Return a single digest as a list."""
     return [value] if isinstance(value, str) else value
+
+
+def _codec_name(name: str | None) -> str | None:
+    return name and lookup.check_name(name, catalog.CODECS, "policy.codec")
 
 
 class PolicyBreach(ValueError):
@@ -40,7 +44,7 @@ class PolicyBreach(ValueError):
 class Policy(Section):
     """Hold what a run asks of every client."""
 
-    codec: str | None = Field(
+    codec: Annotated[str | None, AfterValidator(_codec_name)] = Field(
         None, description="features are sent in this codec or one with fewer bytes; none: any"
     )
     clip: float | None = Field(

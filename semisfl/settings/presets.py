@@ -212,7 +212,7 @@ def completed(name: str, values: Values) -> Values:
 
 def default_for(data: str | None) -> str:
     """Return the preset for images that a user names: ``images`` for a path, ``digits`` otherwise."""
-    return "digits" if data is None or lookup.DATA.find(data) else "images"
+    return "digits" if data is None or lookup.data(data) else "images"
 
 
 def preset(name: str) -> Config:

@@ -5,13 +5,12 @@ The chosen aggregation rule may have settings of its own, in a section that has 
 """
 
 from collections.abc import Mapping
-from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import Field, model_validator
 
 from semisfl.settings import catalog, lookup
-from semisfl.settings.sections import ConfigError, Section
+from semisfl.settings.sections import OpenSection, Section
 
 FEWEST = 3
 """A round of fewer clients has no limits, whatever this section says: of two neither can be the judge of the other.
@@ -36,17 +35,13 @@ class ClippedMean(Section):
     )
 
 
-Rule = Annotated[str, AfterValidator(lambda name: lookup.aggregate(name).name)]
 _RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
 
 
-class RobustConfig(Section):
-    """The fields that every run has; `class_for` adds the section of the chosen rule."""
+class RobustConfig(OpenSection):
+    """The fields that every run has, and the section of the chosen rule, if it has settings."""
 
-    def __new__(cls, **values: Any) -> "RobustConfig":
-        return super().__new__(class_for(values) if cls is RobustConfig else cls)
-
-    aggregate: Rule = Field(
+    aggregate: str = Field(
         "mean",
         description=f"how clients' bottoms or models become one {_RULE_CHOICES}",
         json_schema_extra={"served": SERVED["aggregate"]},
@@ -63,39 +58,24 @@ class RobustConfig(Section):
         description="largest share of a class's positive keys in a step that one client may have; 1: all",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_own(cls, values: Any) -> Any:
+        """Parse the section of the chosen rule by its own class."""
+        if not isinstance(values, Mapping):
+            return values
+        rule = lookup.aggregate(str(values.get("aggregate", "mean")))
+        others = {name: lookup.settings_class(one) for name, one in catalog.AGGREGATES.items()}
+        return cls.parse_sections(
+            values, {rule.name: lookup.settings_class(rule)}, others, "robust."
+        )
+
     @property
     def of_rule(self) -> Section:
         """Return the settings of the chosen rule; an empty section if it has none."""
-        own: Section = getattr(self, section_of(self.aggregate), None) or Section()
-        return own
+        return self.own_sections[0] if self.own_sections else Section()
 
 
 def section_of(rule: str) -> str:
     """Return the name of a rule's section."""
-    return rule.replace("-", "_")
-
-
-def class_for(values: Mapping[str, Any]) -> type[RobustConfig]:
-    """Return `RobustConfig` with the section of the rule that ``values`` choose, if it has settings."""
-    rule = str(values.get("aggregate", "mean"))
-    try:
-        settings = lookup.settings_class(lookup.aggregate(rule))
-    except ConfigError:  # the field reports it, with whatever else is wrong
-        return RobustConfig
-    if settings is None:
-        return RobustConfig
-    if section_of(rule) in RobustConfig.model_fields:
-        raise ConfigError(f"robust.aggregate = {rule!r} has the name of a setting; rename the rule")
-    return _with_section(section_of(rule), settings)
-
-
-@cache
-def _with_section(section: str, settings: type[Section]) -> type[RobustConfig]:
-    fields: dict[str, Any] = {section: (settings, settings())}
-    return create_model("RobustConfig", __base__=RobustConfig, __module__=__name__, **fields)
-
-
-def rule_sections() -> dict[str, type[Section]]:
-    """Return the settings classes of this package's rules, by section."""
-    kinds = {name: lookup.settings_class(entry) for name, entry in catalog.AGGREGATES.items()}
-    return {section_of(name): kind for name, kind in kinds.items() if kind}
+    return lookup.aggregate(rule).name

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from semisfl.settings import catalog, lookup
-from semisfl.settings.layer_kinds import Layer, parse_layers
+from semisfl.settings.layer_kinds import Layer, Layers
 from semisfl.settings.sections import ConfigError, LabeledView, Section
 
 CUSTOM = "custom"
@@ -14,14 +14,11 @@ CODE = "code"
 """The name of a model that was given to `train` as code, and that no layers describe; a digest follows it."""
 
 
-def _known_codec(name: str, field: ValidationInfo) -> str:
-    try:
-        return lookup.codec(name).name
-    except ConfigError as error:
-        raise ConfigError(f"wire.{field.field_name}: {error}") from None
+def _codec_name(name: str, field: ValidationInfo) -> str:
+    return lookup.check_name(name, catalog.CODECS, f"wire.{field.field_name}")
 
 
-Codec = Annotated[str, AfterValidator(_known_codec)]
+Codec = Annotated[str, AfterValidator(_codec_name)]
 _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
 
 
@@ -94,7 +91,7 @@ class ModelConfig(Section):
         "cnn",
         description="a model of `semisfl list`; custom if layers are given, code-... for a module given to train()",
     )
-    layers: Annotated[tuple[Layer, ...], BeforeValidator(parse_layers)] | None = Field(
+    layers: Layers | None = Field(
         None, description="your own model, one table per layer; none: the model called name"
     )
     weights: str | None = Field(

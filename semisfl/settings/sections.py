@@ -1,12 +1,15 @@
-"""The base of every section of a configuration, also of those that methods own."""
+"""The base of every section of a configuration, also of those that methods own, and mistakes in one line of text."""
 
+import difflib
+from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     PlainValidator,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -19,7 +22,9 @@ LabeledView = Literal["strong", "weak", "both", "mixed"]
 
 
 LARGEST = 2**53
-"""The largest whole number of a setting, seeds aside."""
+"""The largest whole number of a setting, seeds aside: the largest that JSON and floats hold exactly."""
+MOST_MISTAKES = 5
+"""Most mistakes in a line of text: a file may have any number."""
 
 
 class ConfigError(ValueError):
@@ -45,6 +50,12 @@ def needed_confidence(threshold: Confidence, classes: int) -> float:
 
 
 class Section(BaseModel):
+    """The base class of settings. Unknown keys and values out of range are refused; objects cannot be changed.
+
+    A method of another package derives its settings from this class, and a variant of a built-in method
+    derives them from that method's settings.
+    """
+
     model_config = ConfigDict(
         extra="forbid", validate_assignment=True, frozen=True, allow_inf_nan=False
     )
@@ -77,3 +88,136 @@ class Section(BaseModel):
         if isinstance(value, int) and value > LARGEST and info.field_name != "seed":
             raise PydanticCustomError("number_size", f"Input should be at most {LARGEST}")
         return value
+
+
+Kind = TypeVar("Kind", bound=Section)
+Kinds = Mapping[str, type[Section] | None]
+"""Settings classes by the names of their sections."""
+
+
+class OpenSection(Section):
+    """A section in which a chosen entry (a method, an aggregation rule) has a section of its own.
+
+    That section is parsed by the entry's settings class and is an attribute like any other. Sections of
+    entries that are not chosen are checked and left out, because the values of a comparison have those of
+    all its methods.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    @classmethod
+    def parse_sections(
+        cls, values: Mapping[str, Any], own: Kinds, others: Kinds, prefix: str = ""
+    ) -> dict[str, Any]:
+        """Return ``values`` with the section ``own`` parsed and without those of ``others``.
+
+        ``prefix`` stands before the keys of this section in messages. Raises `ConfigError`.
+        """
+        kept = {
+            key: value for key, value in values.items() if key not in others.keys() - own.keys()
+        }
+        for name, kind in {**others, **own}.items():
+            if kind is None or not (name in own or name in values):
+                continue
+            parsed = parse_section(kind, values.get(name, {}), f"{prefix}{name}.")
+            if name in own:
+                kept[name] = parsed
+        known = [*cls.model_fields, *own]
+        for key in kept.keys() - set(known):
+            meant = meant_key(str(key), known, prefix) or "`semisfl show digits` lists all keys"
+            raise ConfigError(f"unknown key {prefix + str(key)!r}; {meant}")
+        return kept
+
+    @property
+    def own_sections(self) -> list[Section]:
+        """Return the sections of the chosen entries."""
+        return list((self.model_extra or {}).values())
+
+
+def parse_section(kind: type[Kind], values: Any, prefix: str = "") -> Kind:
+    """Return a section from plain values; raise `ConfigError` with one line that names every key's place."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(one_line(error, kind, known_keys(kind()), prefix)) from error
+
+
+def known_keys(section: BaseModel, prefix: str = "") -> list[str]:
+    """Return the dotted keys of all settings in a section and in those inside it."""
+    keys: list[str] = []
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            keys += known_keys(value, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+# --- mistakes in one line -------------------------------------------------------------------------
+
+
+def one_line(
+    error: ValidationError,
+    section: type,
+    keys: Sequence[str],
+    prefix: str = "",
+    otherwise: str | None = None,
+) -> str:
+    """Return the mistakes in ``section`` with their fixes.
+
+    ``keys`` are the settings there are, and ``prefix`` stands before each of them. ``otherwise`` is
+    the hint for an unknown key that resembles none; by default it lists them.
+    """
+    otherwise = otherwise or (f"known: {', '.join(keys)}" if keys else "remove it")
+    parts = []
+    items = error.errors()
+    for item in items[:MOST_MISTAKES]:
+        own = _dotted(item["loc"])
+        key, value = (prefix + own).replace(".[", "[").rstrip("."), f"{item['input']!r:.80}"
+        if item["type"] == "extra_forbidden":
+            parts.append(f"unknown key {key!r}; {meant_key(own, keys, prefix) or otherwise}")
+        elif item["type"] == "missing":
+            parts.append(f"{key} is missing; set it")
+        elif item["type"] == "value_error":
+            parts.append(str(item["ctx"]["error"]))
+        elif item["type"] == "union_tag_invalid":
+            known = item["ctx"]["expected_tags"]
+            parts.append(
+                f"{key}.kind = {item['ctx']['tag']!r:.60} is not known; use one of {known}"
+            )
+        elif item["type"] == "literal_error":
+            parts.append(f"{key} = {value} is not known; use {item['ctx']['expected']}")
+        elif item["type"] in ("model_type", "model_attributes_type"):
+            parts.append(f"{key} = {value}: {key} is a section; set a key in it")
+        else:
+            message = item["msg"].removeprefix("Input ").replace("a valid tuple", 'a list, ["..."]')
+            if item["type"].startswith(("greater", "less")) and _may_be_none(section, item["loc"]):
+                message += ", or none"
+            parts.append(f"{key} = {value}: {message[:1].lower()}{message[1:]}")
+    if len(items) > MOST_MISTAKES:
+        parts.append(f"and {len(items) - MOST_MISTAKES} more")
+    return "; ".join(dict.fromkeys(parts))
+
+
+def _dotted(location: Sequence[int | str]) -> str:
+    """Return a place as ``model.layers[0].channels``; pydantic has a layer's kind behind its index."""
+    pieces = [
+        f"[{piece}]" if isinstance(piece, int) else f".{piece}"
+        for piece, before in zip(location, ("", *location), strict=False)
+        if not isinstance(before, int)
+    ]
+    return "".join(pieces).removeprefix(".")
+
+
+def _may_be_none(section: type, location: Sequence[int | str]) -> bool:
+    kind: Any = section
+    for piece in location:
+        field = kind.model_fields.get(piece) if hasattr(kind, "model_fields") else None
+        kind = field.annotation if field else None
+    return NoneType in get_args(kind)
+
+
+def meant_key(key: str, keys: Sequence[str], prefix: str) -> str | None:
+    """Return which setting an unknown key was meant to be; None if it resembles none."""
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6) if "[" not in key else []
+    return f"did you mean {prefix + near[0]!r}?" if near else None

@@ -11,7 +11,7 @@ from typing import Any
 from semisfl.data.decode import LARGE
 from semisfl.runs.portable import Description
 from semisfl.runs.preset_changes import changes, flat
-from semisfl.settings import lookup
+from semisfl.settings import catalog, lookup
 from semisfl.settings.counts import counted
 from semisfl.settings.sections import ConfigError
 from semisfl.use.classifier import Classifier
@@ -49,7 +49,7 @@ def _front_matter(about: Description) -> str:
         "pipeline_tag": "image-classification",
         "tags": ["semi-supervised-learning", "federated-learning", about.method],
     }
-    known = lookup.DATA.all().get(about.data)
+    known = catalog.DATA.get(about.data)
     if known is not None and known.repository:
         values["datasets"] = [known.repository]
     if about.accuracy is not None and about.macro_f1 is not None:

@@ -17,7 +17,7 @@ from semisfl.net import chunks, hostport
 from semisfl.net.frames import WireError, decode, encode
 from semisfl.net.server.admission import Refused, audit, cleaned
 from semisfl.net.server.trust import Trust
-from semisfl.settings import lookup
+from semisfl.settings import catalog
 from semisfl.settings.config import ConfigError
 from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import Classifier
@@ -129,7 +129,8 @@ class ModelServer:
         """Answer ``Features`` with the class probabilities that the top computes."""
         metadata = dict(context.invocation_metadata())
         rows, codec = int(metadata.get(protocol.ROWS, "0")), metadata.get(protocol.CODEC, "")
-        lookup.codec(codec)
+        if codec not in catalog.CODECS:
+            raise WireError(f"codec {codec!r:.80} is not known here")
         schema = protocol.features_schema(rows, self.served.features, codec)
         frame = decode(request, {"features": schema})
         if frame.fields["identity"] != self.served.identity:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl.settings.extras import needs
+from semisfl.settings.lookup import needs
 
 ABOUT = "semisfl"
 """The key of the file's metadata under which the model is described."""

@@ -16,7 +16,7 @@ from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
 from tests.net.harness import SIDE, audited, network, tiny, toy_data, until
-from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
+from tests.packages import EXAMPLE, PLACE, imported_anew
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +30,13 @@ def settings(method: str) -> Config:
     return tiny(2, method=method, fixmatch={"confidence_threshold": 0.2})
 
 
-@pytest.mark.parametrize("method", [PLACE, NAME])
-def test_it_runs_as_in_one_process(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if method == NAME:
-        install_package(tmp_path / "site", monkeypatch, EXAMPLE, entry_points_of(EXAMPLE))
-    config = settings(method)
+def test_it_runs_as_in_one_process() -> None:
+    config = settings(PLACE)
     data, partition = toy_data(2)
     local = assemble(config, data, partition, device="cpu")
     expected = run_rounds(local)
     with network(config) as net:
-        net.join_all(allow_methods=[PLACE] if method == PLACE else [])
+        net.join_all(allow_methods=[PLACE])
         got = run_rounds(net.experiment)
         assert net.fleet.traffic.counts == local.fleet.traffic.counts
         for ours, theirs in zip(got.rounds, expected.rounds, strict=True):
@@ -96,4 +91,4 @@ def test_what_an_operator_allows_has_to_be_there(
     words = ["join", "127.0.0.1:1", "--data", str(tmp_path), "--insecure-loopback"]
     assert main([*words, "--allow-method", "nowhere.at_all:Mine"]) != 0
     lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and "nowhere.at_all cannot be imported" in lines[0]
+    assert len(lines) == 1 and "'nowhere.at_all:Mine' cannot be imported" in lines[0]

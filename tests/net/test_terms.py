@@ -41,7 +41,10 @@ def test_the_largest_table_fits_into_a_welcome() -> None:
 @pytest.mark.parametrize(
     ("layers", "reason"),
     [
-        ([{"kind": "relu"}] * 1000, "model.layers has 1000 layers; at most 256"),
+        (
+            [{"kind": "relu"}] * 1000,
+            "model.layers has 1000 layers, blocks included; it must have 1 to 256",
+        ),
         ([{"kind": "conv", "channels": 10**12}], "model.layers[0].channels = 1000000000000"),
         ([{"kind": "__import__"}], "model.layers[0].kind = '__import__' is not known"),
         ([{"kind": "conv", "channels": 3, "hook": "x"}], "unknown key 'model.layers[0].hook'"),

@@ -1,5 +1,6 @@
 """A metric is declared in one place, and every reader has it: also one of another package."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from semisfl.runs.start import train
 from semisfl.watch.exporter import Exporter
 from semisfl.watch.views import Runs
 from tests import toy
-from tests.packages import imported_anew, install_package
+from tests.packages import imported_anew
 from tests.toy import own
 from tests.watch.test_exporter import FLEET
 
@@ -48,8 +49,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder.mkdir(parents=True)
     for name, text in (("__init__", ENTRY), ("metrics", DECLARATION), ("method", METHOD)):
         (folder / f"{name}.py").write_text(text)
-    points = {"semisfl.methods": {"mine": "mypackage:ENTRY", "wrong": "mypackage:WRONG"}}
-    install_package(tmp_path / "site", monkeypatch, folder.parent, points)
+    monkeypatch.syspath_prepend(str(folder.parent))
     with imported_anew("mypackage"):
         yield
 
@@ -57,7 +57,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def trained(path: Path) -> str:
     """Train the package's method with every sink, and return what Prometheus would read."""
     exporter = Exporter(FLEET)
-    settings = toy.values("mine", "rounds=2", 'sinks=["tensorboard"]')
+    settings = toy.values("mypackage:ENTRY", "rounds=2", 'sinks=["tensorboard"]')
     train(settings, out=path, sinks=[exporter], **own())
     return generate_latest(exporter._registry).decode()
 
@@ -70,7 +70,7 @@ def charts(path: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("package")
 def test_a_metric_declared_by_another_package_reaches_every_reader(tmp_path: Path) -> None:
     exported = trained(tmp_path / "run")
-    (metric,) = own_metrics("mine")
+    (metric,) = own_metrics("mypackage:ENTRY")
     assert metrics_table([metric]).splitlines()[2] == (
         "| `agreement` | share of images on which student and teacher agree | 0 to 1 "
         "| always there | all | `semisfl_agreement` |"
@@ -97,13 +97,15 @@ def test_without_its_package_a_metric_is_shown_by_its_key(
 ) -> None:
     trained(tmp_path / "run")
     monkeypatch.undo()
-    assert own_metrics("mine") == []
+    for name in [name for name in sys.modules if name.startswith("mypackage")]:
+        del sys.modules[name]
+    assert own_metrics("mypackage:ENTRY") == []
     assert charts(tmp_path / "run")["agreement"]["title"] == "Agreement"
 
 
 @pytest.mark.usefixtures("package")
 def test_a_declaration_that_cannot_be_imported_hides_nothing_else() -> None:
-    assert metrics_of(["wrong"]) == {one.key: one for one in declared(RoundMetrics)}
+    assert metrics_of(["mypackage:WRONG"]) == {one.key: one for one in declared(RoundMetrics)}
 
 
 def test_every_number_of_a_round_is_declared_and_has_a_place() -> None:

@@ -18,13 +18,13 @@ def test_every_row_is_called_by_its_own_name_and_has_its_code() -> None:
     for table in (catalog.METHODS, catalog.DATA, catalog.CODECS, catalog.AGGREGATES):
         assert all(name == row.name for name, row in table.items())
     for name, row in catalog.METHODS.items():
-        assert lookup.method(name) is row and callable(lookup.method_class(row).round) and row.cost
+        assert lookup.method(name) is row and callable(lookup.load(row.code).round) and row.cost
         assert name in ("semisfl", "supervised") or row.note, f"{name} must say what is ours"
     works = [work for row in catalog.METHODS.values() for work in lookup.works(row)]
     assert sorted(works) == [
         *("batchnorm-statistics", "batchnorm-statistics", "fedmatch", "fedswitch", "fl2", "semifl")
     ]
-    assert lookup.CODECS.names() == ["fp32", "fp16", "bf16", "int8", "int4"]
+    assert list(catalog.CODECS) == ["fp32", "fp16", "bf16", "int8", "int4"]
 
 
 def test_titles_and_notes_are_found_without_importing_anything() -> None:

@@ -23,7 +23,7 @@ from semisfl.net.frames import encode
 from semisfl.net.tls import credentials
 from semisfl.net.tls.credentials import Credentials
 from semisfl.net.tls.x509_parts import CertError
-from semisfl.settings import lookup
+from semisfl.settings import catalog
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Connection:
             thread: the event loop to use; None: one of its own.
         """
         self.owner = owner or Owner()
-        self.methods = frozenset(lookup.METHODS.names()) | frozenset(allow_methods)
+        self.methods = frozenset(catalog.METHODS) | frozenset(allow_methods)
         self.outgoing = Outgoing(self.owner.policy, encode, unpredictable=True)
         """Makes every frame that this device sends."""
         self.run = ""

@@ -10,7 +10,7 @@ from semisfl.net.client.rejection import Rejected, explained
 from semisfl.net.frames import WireError
 from semisfl.net.terms import Terms, placed_model
 from semisfl.net.tls.credentials import Credentials
-from semisfl.settings import lookup
+from semisfl.settings import catalog
 
 SECONDS = 20.0
 """Longest wait for the answer."""
@@ -39,7 +39,7 @@ def read_terms(
                     f"{address} has no terms; is it `semisfl serve` of this version?"
                 ) from error
             raise explained(error, address, secure=not insecure_loopback) from error
-    methods = frozenset(lookup.METHODS.names()) | frozenset(allow_methods)
+    methods = frozenset(catalog.METHODS) | frozenset(allow_methods)
     try:
         terms = Terms.from_json(text.decode("utf-8", "replace"), methods)
         placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError, as in `join`

@@ -57,7 +57,7 @@ def join(
     if not data.is_dir():
         raise ConfigError(f"{data} is not a folder; --data needs a folder of images")
     for method in allow_methods:  # fail now, not when a server asks for it
-        lookup.works(lookup.method(method))
+        lookup.load(method)
     owner = Owner.of_device(policy, certificates, accept)
     if policy is not None:
         log.info("this device's policy: %s", owner.policy.summary())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from semisfl.files import append_whole
 from semisfl.net.client.allowance import Allowance, beside
-from semisfl.settings.config import with_known_codec
 from semisfl.settings.policy import DevicePolicy, PolicyBreach, read_policy
 
 
@@ -69,7 +68,7 @@ class Owner:
         limits = DevicePolicy()
         remembered = None if certificates is None else certificates / "accepted.txt"
         if policy is not None:
-            limits = with_known_codec(read_policy(policy), str(policy))
+            limits = read_policy(policy)
             remembered = remembered or policy.with_suffix(".accepted.txt")
         allowance = Allowance(beside(policy) if policy is not None else None)
         with allowance.counting(limits):  # fail now, not in the first round
