@@ -30,9 +30,9 @@ BUDGETS = {
     "net/client": 1453,
     "net/server": 2127,
     "net/tls": 406,
-    "root": 140,
+    "root": 139,
     "runs": 2360,
-    "settings": 1038,
+    "settings": 832,
     "use": 952,
     "watch": 650,
 }

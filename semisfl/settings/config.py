@@ -14,7 +14,7 @@ from semisfl.settings import catalog, lookup
 from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.plain_values import override as override
 from semisfl.settings.plain_values import read as read
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import Policy, with_known_codec
 from semisfl.settings.robust import RobustConfig
 from semisfl.settings.run import (
     ClientsConfig,
@@ -64,7 +64,7 @@ class Config(OpenSection):
     robust: RobustConfig = RobustConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
-    policy: Policy = Policy()
+    policy: Annotated[Policy, AfterValidator(with_known_codec)] = Policy()
     stop: StopConfig = StopConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 

@@ -7,9 +7,9 @@ the stricter one in each line: a server can ask its devices for more protection,
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from semisfl.settings import catalog, lookup
 from semisfl.settings.plain_values import read
@@ -23,10 +23,6 @@ Digest = Annotated[str, Field(pattern=DIGEST)]
 def _listed(value: Any) -> Any:
     """Return a single digest as a list."""
     return [value] if isinstance(value, str) else value
-
-
-def _codec_name(name: str | None) -> str | None:
-    return name and lookup.check_name(name, catalog.CODECS, "policy.codec")
 
 
 class PolicyBreach(ValueError):
@@ -44,7 +40,7 @@ class PolicyBreach(ValueError):
 class Policy(Section):
     """Hold what a run asks of every client."""
 
-    codec: Annotated[str | None, AfterValidator(_codec_name)] = Field(
+    codec: str | None = Field(
         None, description="features are sent in this codec or one with fewer bytes; none: any"
     )
     clip: float | None = Field(
@@ -108,6 +104,9 @@ class Policy(Section):
         return ", ".join(demands) or "no demands"
 
 
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
+
+
 class DevicePolicy(Policy):
     """Hold what the owner of a device asks. Its own lines are not a server's to say."""
 
@@ -159,10 +158,19 @@ def read_policy(path: Path) -> DevicePolicy:
 def parse_policy(values: Mapping[str, Any], where: str = "policy") -> DevicePolicy:
     """Return the policy of a device; a mistake becomes a ConfigError of one line."""
     try:
-        return DevicePolicy.model_validate(values)
+        return with_known_codec(DevicePolicy.model_validate(values))
     except ValidationError as error:
         line = one_line(error, DevicePolicy, list(DevicePolicy.model_fields))
         raise ConfigError(f"{where}: {line}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def with_known_codec(policy: AnyPolicy) -> AnyPolicy:
+    """Return the policy if its codec is known here; else raise `ConfigError`."""
+    if policy.codec is not None:
+        lookup.check_name(policy.codec, catalog.CODECS, "policy.codec")
+    return policy
 
 
 def _least(one: float | None, other: float | None) -> Any:

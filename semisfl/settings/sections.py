@@ -200,12 +200,8 @@ def one_line(
 
 
 def _dotted(location: Sequence[int | str]) -> str:
-    """Return a place as ``model.layers[0].channels``; pydantic has a layer's kind behind its index."""
-    pieces = [
-        f"[{piece}]" if isinstance(piece, int) else f".{piece}"
-        for piece, before in zip(location, ("", *location), strict=False)
-        if not isinstance(before, int)
-    ]
+    """Return a place as ``model.layers[0].conv.channels``: pydantic has a layer's kind behind its index."""
+    pieces = (f"[{piece}]" if isinstance(piece, int) else f".{piece}" for piece in location)
     return "".join(pieces).removeprefix(".")
 
 

@@ -72,7 +72,8 @@ def test_clients_that_fit_are_admitted(run: str) -> None:
         ),
         ({"policy": {"nose": 1.0}}, "policy: unknown key 'nose'; did you mean 'noise'"),
         ({"policy": {"x" * 200: 1.0}}, "policy: unknown key 'xxx.*; known: codec, clip"),
-        ({"policy": {"codec": "int-8"}}, "policy: codec = 'int-8' is not known; use one of fp32"),
+        ({"policy": {"codec": "int-8"}}, "policy: policy.codec = 'int-8' is not known; use fp32"),
+        ({"policy": {"codec": "antigravity:fly"}}, "policy names antigravity:fly, code that would"),
     ],
 )
 def test_clients_that_do_not_fit_get_the_reason(change: dict[str, Any], reason: str) -> None:

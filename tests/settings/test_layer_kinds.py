@@ -41,28 +41,34 @@ def at(index: int, row: Any) -> Rows:
         ([], "model.layers has 0 layers"),
         (at(2, {"size": 2}), "model.layers[2] = {'size': 2}: unable to extract tag"),
         (at(2, {"kind": "cnv"}), "model.layers[2].kind = 'cnv' is not known; use one of 'conv',"),
-        (at(0, {"kind": "conv"}), "model.layers[0].channels is missing; set it"),
+        (at(0, {"kind": "conv"}), "model.layers[0].conv.channels is missing; set it"),
         (
             at(0, {"kind": "conv", "chanels": 4, "channels": 4}),
-            "unknown key 'model.layers[0].chanels'",
+            "unknown key 'model.layers[0].conv.chanels'",
         ),
         (
             at(0, {"kind": "conv", "channels": 10**9}),
-            "model.layers[0].channels = 1000000000: should be less than or equal to 65536",
+            "model.layers[0].conv.channels = 1000000000: should be less than or equal to 65536",
         ),
-        (at(2, {"kind": "dropout", "p": 1}), "model.layers[2].p = 1: should be less than 1"),
-        (at(2, {"kind": "relu", "name": "a.b"}), "model.layers[2].name = 'a.b': string should"),
+        (
+            at(2, {"kind": "dropout", "p": 1}),
+            "model.layers[2].dropout.p = 1: should be less than 1",
+        ),
+        (
+            at(2, {"kind": "relu", "name": "a.b"}),
+            "model.layers[2].relu.name = 'a.b': string should",
+        ),
         (
             [{"kind": "relu", "name": "a"}, {"kind": "relu"}, {"kind": "relu", "name": "a"}],
             "model.layers has two layers called 'a'",
         ),
         (
             at(1, {"kind": "residual", "body": [{"kind": "relu"}], "shortcut": [{"kind": "conv"}]}),
-            "model.layers[1].shortcut[0].channels is missing",
+            "model.layers[1].residual.shortcut[0].conv.channels is missing",
         ),
         (
             at(1, {"kind": "residual", "body": [{"kind": "residual", "body": []}]}),
-            "model.layers[1].body[0].kind = 'residual' is not known",
+            "model.layers[1].residual.body[0].kind = 'residual' is not known",
         ),
         (
             [{"kind": "residual", "body": [{"kind": "relu"}] * 15}] * 17,

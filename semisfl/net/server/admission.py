@@ -12,6 +12,7 @@ from semisfl.net.frames import PROTOCOL
 from semisfl.net.messages import BY_POLICY, Schemas
 from semisfl.net.server.roster import Roster
 from semisfl.net.terms import Terms
+from semisfl.settings import lookup
 from semisfl.settings.policy import DevicePolicy, parse_policy
 from semisfl.settings.sections import ConfigError
 
@@ -85,6 +86,7 @@ def check_hello(fields: Mapping[str, Any], identity: str, terms: Terms, roster: 
 def policy_of(fields: Mapping[str, Any]) -> DevicePolicy:
     """Return the policy in a client's hello; raise `Refused` if it cannot be read."""
     try:
+        lookup.check_importable(fields["policy"], "the client's policy")
         return parse_policy(fields["policy"], "the client's policy")
     except ConfigError as error:
         raise refused_by_policy(str(error)) from error
