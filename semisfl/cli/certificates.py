@@ -63,10 +63,8 @@ def renew(
     """Make a new certificate for the same name or hosts before the old one expires."""
     from semisfl.net.tls import certs
 
-    if (name is None) != for_server:
-        raise ValueError("certs renew needs --name NAME of a device, or --server")
-    if hosts and not for_server:
-        raise ValueError("--host needs --server; a device has only a name")
+    if (name is None) != for_server or (hosts and not for_server):
+        raise ValueError("certs renew needs --name NAME of a device, or --server [--host HOST]")
     if name is None:
         _made(certs.renew_server(directory, hosts or []), directory / "server.crt")
         print(

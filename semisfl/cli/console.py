@@ -12,9 +12,6 @@ from rich.console import Console
 from semisfl.files import printable as printable
 from semisfl.files import timestamp
 
-LINES_OF_JSON = "json"
-"""The value of ``--log-format`` with which each line on stderr is a JSON object."""
-
 
 class _Lossy:
     """A stream that drops all text from the first error on: its reader left, or its disk is full."""
@@ -66,7 +63,7 @@ _as_json = False
 def set_up_logging(log_format: str = "text") -> None:
     """Print warnings of the package's log on stderr, as text or as lines of JSON."""
     global _as_json
-    _as_json = log_format == LINES_OF_JSON
+    _as_json = log_format == "json"
     logger = logging.getLogger("semisfl")
     logger.setLevel(logging.INFO)
     logger.handlers = [_Warnings(logging.WARNING)]

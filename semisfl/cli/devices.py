@@ -144,17 +144,8 @@ def serve(
             sinks=sinks,
             busy=lambda: fleet.waiting.state is None,
         )
-    again = (
-        f"semisfl serve --resume {console.quoted(place)} --labeled {console.quoted(labeled)} ..."
-    )
-    if ending := runner.how_it_ended(result, options, again):
-        print(ending)
-    if not result.stopped:
-        print(
-            f"{runner.judged(options)} {result.accuracy:.1f} % after the last round ({counted(len(result.rounds), 'round')})"
-            f"{runner.test_accuracy(result)}; saved in {place}"
-        )
-    runner.leave_if_diverged([result.diverged])
+    folders = f"{console.quoted(place)} --labeled {console.quoted(labeled)}"
+    runner.print_result(result, f"semisfl serve --resume {folders} ...")
 
 
 def _serve_model(model: "Classifier", network: "NetworkOptions", signals: StopSignals) -> None:

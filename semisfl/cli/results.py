@@ -18,9 +18,6 @@ from semisfl.runs.report import Difference, Summary, Swept, accuracy_of
 from semisfl.settings.counts import amount
 from semisfl.settings.lookup import note_of, title_of
 
-MOST_PAIRS = 15
-"""Most differences that are printed: those of six methods."""
-
 
 def report_(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
@@ -186,12 +183,10 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
         ("first", "second", "seeds", "mean", "95 % interval", "wins"),
         text=2,
     )
-    for pair in several[:MOST_PAIRS]:
+    for pair in several:
         low, high = pair.interval or (0.0, 0.0)
         interval = f"{low:+.1f} to {high:+.1f}"
         table.add_row(
             pair.first, pair.second, str(pair.seeds), f"{pair.mean:+.1f}", interval, str(pair.wins)
         )
     output.show(table)
-    if len(several) > MOST_PAIRS:
-        print(f"{MOST_PAIRS} of {len(several)} differences; --table and --json have all")

@@ -4,6 +4,7 @@ Importing this module loads torch, so commands import it only when they train.
 """
 
 import importlib.util
+import json
 import logging
 import signal
 import time
@@ -21,12 +22,14 @@ from semisfl.fleet.cluster.ranks import Launch, RankLost, Ranks
 from semisfl.runs import compare, grouping, pools
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job
+from semisfl.runs.directory import RunDirectory
 from semisfl.runs.lock import Taken
 from semisfl.runs.pools import Pool
 from semisfl.runs.result import Result
 from semisfl.runs.sinks import Guarded, Sink
 from semisfl.runs.start import PreparedRun, serve_rank
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.counts import amount
 from semisfl.stopping import Stopped
 
 
@@ -91,29 +94,56 @@ def free_directory(stem: str) -> Path:
 # --- how runs ended -----------------------------------------------------------------------------------
 
 
-def judged(config: Config) -> str:
-    """Return the name of a run's accuracy."""
-    return f"{grouping.judged_on(config.model_dump())} accuracy"
+def print_result(result: Result, again: str, *, as_json: bool = False) -> None:
+    """Print the result of a run that has a directory, and how to continue it with the command ``again``.
 
-
-def test_accuracy(result: Result) -> str:
-    """Return the test accuracy in words if rounds were judged on validation images; else an empty text."""
-    tested = result.test_accuracy
-    return "" if tested is None else f", test accuracy {tested:.1f} %"
-
-
-def how_it_ended(result: Result, config: Config, resume: str) -> str | None:
-    """Return why a run ended early and how to continue it; None if it reached its last round.
-
-    ``resume`` is the command that continues it.
+    A diverged run ends the command with `DIVERGED`.
     """
-    if result.stopped:
-        return f"stopped; continue with: {resume}"
-    if result.stopped_by and len(result.rounds) < config.rounds:
-        limit = f"stop.{result.stopped_by}"
-        value = getattr(config.stop, result.stopped_by)
-        return f"ended as {limit} = {value:g} is met; go on beyond it with: {resume} --set {limit}=none"
-    return None
+    assert result.directory is not None
+    config, done = RunDirectory.open(result.directory).config(), len(result.rounds)
+    judged_on = grouping.judged_on(config.model_dump())
+    sent = result.rounds[-1]["bytes_total"] if done else 0
+    seconds = sum(one["seconds"] for one in result.rounds)
+    tested = any("accuracy" in one for one in result.rounds)
+    if as_json:
+        values = {
+            "directory": str(result.directory),
+            "method": config.method,
+            "seed": config.seed,
+            "rounds": done,
+            "stopped": result.stopped,
+            "stopped_by": result.stopped_by,
+            "diverged": result.diverged,
+            "warnings": result.warnings,
+            "accuracy": result.accuracy if tested else None,
+            "best": result.best if tested else None,
+            "judged_on": judged_on,
+            "test_accuracy": result.test_accuracy,
+            "bytes": sent,
+            "seconds": seconds,
+        }
+        print(json.dumps(values))
+    else:
+        if tested:
+            at_the_end = result.test_accuracy
+            test = "" if at_the_end is None else f", test accuracy {at_the_end:.1f} %"
+            print(
+                f"{config.method}: {judged_on} accuracy {result.accuracy:.1f} % after the last round ({done} of "
+                f"{config.rounds}; best {result.best:.1f} %){test}, {amount(sent)} sent, "
+                f"{console.clock(seconds)} min"
+            )
+        if result.stopped:
+            print(f"stopped; continue with: {again}")
+        elif result.stopped_by and done < config.rounds:
+            limit = f"stop.{result.stopped_by}"
+            value = getattr(config.stop, result.stopped_by)
+            print(
+                f"ended as {limit} = {value:g} is met; go on beyond it with: {again} --set {limit}=none"
+            )
+        if not result.stopped:
+            report = f"semisfl report {console.quoted(result.directory)}"
+            print(f"saved in {result.directory}; draw it with: {report}")
+    leave_if_diverged([result.diverged])
 
 
 def leave_if_diverged(diverged: Sequence[bool]) -> None:

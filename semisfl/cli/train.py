@@ -1,6 +1,5 @@
 """``semisfl run`` and ``compare``: train one run, or several methods with several seeds."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +23,6 @@ from semisfl.cli.options import (
     warn_of_unread,
 )
 from semisfl.runs import plots
-from semisfl.runs.grouping import judged_on
-from semisfl.settings.counts import amount
 
 
 def run(
@@ -71,49 +68,8 @@ def run(
         stem = f"{Path(preset).stem}-{config.method}-seed{config.seed}"
         prepared = begin(config, out=out or runner.free_directory(stem), **arguments)
     result = runner.train(prepared, context.obj, quiet=quiet)
-    _print_run(result, json_)
-    runner.leave_if_diverged([result.diverged])
-
-
-def _print_run(result: Any, as_json: bool) -> None:
-    from semisfl.cli import runner
-    from semisfl.runs.directory import RunDirectory
-
-    config = RunDirectory.open(result.directory).config()
-    done = len(result.rounds)
-    tested = any("accuracy" in one for one in result.rounds)
-    sent = result.rounds[-1]["bytes_total"] if done else 0
-    seconds = sum(one["seconds"] for one in result.rounds)
-    if as_json:
-        values = {
-            "directory": str(result.directory),
-            "method": config.method,
-            "seed": config.seed,
-            "rounds": done,
-            "stopped": result.stopped,
-            "stopped_by": result.stopped_by,
-            "diverged": result.diverged,
-            "warnings": result.warnings,
-            "accuracy": result.accuracy if tested else None,
-            "best": result.best if tested else None,
-            "judged_on": judged_on(config.model_dump()),
-            "test_accuracy": result.test_accuracy,
-            "bytes": sent,
-            "seconds": seconds,
-        }
-        print(json.dumps(values))
-        return
-    if tested:
-        print(
-            f"{config.method}: {runner.judged(config)} {result.accuracy:.1f} % after the last round ({done} of "
-            f"{config.rounds}; best {result.best:.1f} %){runner.test_accuracy(result)}, {amount(sent)} sent, "
-            f"{console.clock(seconds)} min"
-        )
-    place = console.quoted(result.directory)
-    if ending := runner.how_it_ended(result, config, f"semisfl run --resume {place}"):
-        print(ending)
-    if not result.stopped:
-        print(f"saved in {result.directory}; draw it with: semisfl report {place}")
+    again = f"semisfl run --resume {console.quoted(result.directory)}"
+    runner.print_result(result, again, as_json=json_)
 
 
 def compare(

@@ -185,7 +185,7 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     assert not [line for line in err.splitlines() if line and not ours.match(line)], err
     assert (
         "ended as stop.gigabytes = 1e-09 is met" in out
-        and "% after the last round (1 round)" in out
+        and "% after the last round (1 of 2; best " in out
     )
     assert "ended after round 1: stop.gigabytes = 1e-09 is met" in err
     words = serve_words(labeled, "--resume", "out", "--set", "stop.gigabytes=none")
@@ -213,7 +213,7 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
         assert "semisfl_clients_enrolled 1.0" in metrics and "semisfl_refusals_total 0.0" in metrics
         assert joined(port, labeled).returncode == 0
         out, err = server.communicate(timeout=300)
-    assert "% after the last round (2 rounds)" in out and "is met" not in out, err
+    assert "% after the last round (2 of 2; best " in out and "is met" not in out, err
     rows = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [row.get("stopped_by") for row in rows] == ["gigabytes", None]
     assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 2
