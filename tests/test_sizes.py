@@ -16,7 +16,7 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 BUDGETS = {
     "algorithm": 302,
     "attacks": 546,
-    "cli": 1391,
+    "cli": 1370,
     "costs": 722,
     "data": 1403,
     "engine": 634,
