@@ -15,7 +15,7 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 # A ratchet: a commit may lower these numbers; only a new feature with a budget of its own may raise one.
 BUDGETS = {
     "algorithm": 302,
-    "attacks": 546,
+    "attacks": 532,
     "cli": 1370,
     "costs": 722,
     "data": 1403,

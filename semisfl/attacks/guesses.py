@@ -31,7 +31,11 @@ def guess_classes(
     generator: torch.Generator,
     epochs: int = 20,
 ) -> ClassMix:
-    """Train a linear probe on the attacker's labelled features, and return how well it reads clients' classes."""
+    """Train a linear probe on the attacker's labelled features, and return how well it reads clients' classes.
+
+    ``public`` [n, width] are the attacker's features and ``labels`` their classes; ``clients`` are the received
+    features of each client and ``truth`` their true classes.
+    """
     centre, spread = public.mean(0), public.std().clamp(min=1e-6)
     probe = nn.Linear(public.shape[1], classes).to(public.device)
     nn.init.zeros_(probe.weight)

@@ -1,16 +1,20 @@
-"""Rebuild images from features, as a server that follows the protocol can.
+"""Rebuild images from what a device sends, as a server that follows the protocol can.
 
-Both attackers know the bottom and the device's policy. They attack the features as sent: a decoder is
-trained on features that passed the same clipping, noise and codec.
+From features: both attackers know the bottom and the device's policy. They attack the features as sent: a decoder
+is trained on features that passed the same clipping, noise and codec, or pixels are optimised.
+
+From a model's update: gradient inversion (Geiping et al. 2020). The attacker knows the model before and after, and
+so the mean gradient. Here an update is one step. A real round has many steps with random views and momentum, so it
+reveals less.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Sent = Callable[[Tensor], Tensor]
+Transmission = Callable[[Tensor], Tensor]
 """Maps the bottom's features to the received ones; each call draws new noise."""
 HIDDEN = 512
 """Units of the decoder's hidden layer."""
@@ -21,16 +25,18 @@ SMOOTH = 0.02
 def train_decoder(
     features: Tensor,
     images: Tensor,
-    sent: Sent,
+    transmit: Transmission,
     generator: torch.Generator,
     *,
     epochs: int,
 ) -> Callable[[Tensor], Tensor]:
     """Train a two-layer network on the attacker's own images, and return it as a function.
 
-    The function maps received features to images: Dosovitskiy and Brox (2016), He et al. (2019).
+    The function maps received features [rows, width] to images in 0..1: Dosovitskiy and Brox (2016), He et al.
+    (2019). ``features`` are those of ``images``, [n, C, H, W] in 0..1; ``transmit`` is applied to them anew in
+    each of the ``epochs``.
     """
-    first = sent(features)
+    first = transmit(features)
     centre, spread = first.mean(), first.std().clamp(min=1e-6)
     decoder = nn.Sequential(
         nn.Linear(features.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, images[0].numel())
@@ -42,7 +48,7 @@ def train_decoder(
         return torch.sigmoid(decoder((rows - centre) / spread)).view(-1, *images.shape[1:])
 
     for _ in range(epochs):
-        rows = sent(features)
+        rows = transmit(features)
         order = torch.randperm(len(rows), generator=generator).to(rows.device)
         for chosen in order.split(64):
             optimizer.zero_grad()
@@ -69,17 +75,18 @@ def optimise_images(
 ) -> Tensor:
     """Return images with features near ``target`` and little total variation.
 
-    The attacker needs no images (Mahendran and Vedaldi 2015). ``prepare`` normalises pixels in 0..1.
+    The attacker needs no images (Mahendran and Vedaldi 2015). ``prepare`` normalises pixels in 0..1, ``target``
+    are received features, ``start`` the images to begin with.
     """
     scale = target.pow(2).mean().clamp(min=1e-12)
 
     def distance(images: Tensor) -> Tensor:
         return (bottom(prepare(images)) - target).pow(2).mean() / scale
 
-    return optimised(distance, start, steps)
+    return optimise_pixels(distance, start, steps)
 
 
-def optimised(distance: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
+def optimise_pixels(distance: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
     """Return images with a small ``distance`` and little total variation, found from ``start``."""
     pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
     optimizer = torch.optim.Adam([pixels], 0.1)
@@ -96,3 +103,43 @@ def total_variation(images: Tensor) -> Tensor:
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
     across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
     return down + across
+
+
+# --- updates ----------------------------------------------------------------------------------------
+
+
+def gradient_of(
+    model: nn.Module, parameters: Sequence[Tensor], images: Tensor, labels: Tensor
+) -> list[Tensor]:
+    """Return the gradient that one step on ``images`` reveals."""
+    loss = F.cross_entropy(model(images), labels)
+    return [part.detach() for part in torch.autograd.grad(loss, list(parameters))]
+
+
+def mean_gradient(gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the mean over clients, which is all that the mean of their models reveals."""
+    return [torch.stack(parts).mean(0) for parts in zip(*gradients, strict=True)]
+
+
+def invert_gradient(
+    model: nn.Module,
+    parameters: Sequence[Tensor],
+    target: Sequence[Tensor],
+    labels: Tensor,
+    prepare: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    steps: int,
+) -> Tensor:
+    """Return images with ``labels`` whose gradient has the direction of the ``target``.
+
+    ``target`` has one tensor per parameter; ``start`` are the pixels in 0..1 to begin with.
+    """
+    wanted = torch.cat([part.flatten() for part in target])
+
+    def distance(images: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(prepare(images)), labels)
+        gradient = torch.autograd.grad(loss, list(parameters), create_graph=True)
+        return 1 - F.cosine_similarity(torch.cat([g.flatten() for g in gradient]), wanted, dim=0)
+
+    return optimise_pixels(distance, start, steps)

@@ -1,14 +1,16 @@
 """The leakage meter: runs every attack on one trained model, by cut and defence."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl.attacks import guesses, inversion, updates, uploads
+from semisfl.attacks import guesses, inversion, uploads
 from semisfl.attacks.likeness import likeness
 from semisfl.attacks.scene import Scene, layers_of
 from semisfl.data.augment import Augmentation
@@ -17,6 +19,7 @@ from semisfl.engine.inference import outputs
 from semisfl.engine.weights import clone
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
+from semisfl.runs.grouping import judged_on
 from semisfl.settings.bits import feature_bits
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy
@@ -32,10 +35,13 @@ class Measured:
 
     numbers: dict[str, Any]
     originals: Tensor
+    """The attacked images, float [n, C, H, W] in 0..1, and what the decoder rebuilt of them."""
     rebuilt: Tensor
 
 
-def guard_of(defence: Policy | str, config: Config, generator: torch.Generator) -> inversion.Sent:
+def guard_of(
+    defence: Policy | str, config: Config, generator: torch.Generator
+) -> inversion.Transmission:
     """Return the function from a bottom's features to those that the server receives under a defence."""
     if defence == RANDOM:
         return lambda rows: torch.randn(rows.shape, generator=generator, device=rows.device)
@@ -46,21 +52,27 @@ def guard_of(defence: Policy | str, config: Config, generator: torch.Generator) 
     return torch.no_grad()(lambda rows: codec.roundtrip(outgoing.guarded(rows, 1)))
 
 
-def averaged(sent: inversion.Sent, uses: int) -> inversion.Sent:
+def mean_of_uses(transmit: inversion.Transmission, uses: int) -> inversion.Transmission:
     """Return the mean of ``uses`` transmissions of the same features, each with new noise."""
     if uses == 1:
-        return sent
-    return lambda rows: torch.stack([sent(rows) for _ in range(uses)]).mean(0)
+        return transmit
+    return lambda rows: torch.stack([transmit(rows) for _ in range(uses)]).mean(0)
 
 
 def measure(
     scene: Scene, cut: int, name: str, defence: Policy | str, quick: bool, uses: int = 1
 ) -> Measured:
-    """Run every attack on features, and return the numbers for one cut, defence and count of uses."""
+    """Run every attack on features, and return the numbers for one cut and defence.
+
+    ``cut`` counts the layers on the device. ``name`` is what the table calls the ``defence``, a policy or
+    `RANDOM`. ``quick`` trains the attackers less. ``uses`` is how often the server receives each image.
+    """
     layers = layers_of(scene.model)
     bottom = nn.Sequential(*(layer for _, layer in layers[:cut]), nn.Flatten()).eval()
     top = nn.Sequential(*(layer for _, layer in layers[cut:])).eval()
-    sent = averaged(guard_of(defence, scene.config, scene.device_seed("guard", name, cut)), uses)
+    transmit = mean_of_uses(
+        guard_of(defence, scene.config, scene.device_seed("guard", name, cut)), uses
+    )
 
     def features(images: Tensor) -> Tensor:
         return torch.cat(
@@ -73,11 +85,11 @@ def measure(
     decode = inversion.train_decoder(
         public,
         scene.public.float() / 255,
-        sent,
+        transmit,
         scene.seed("decoder", name, cut),
         epochs=4 if quick else 15,
     )
-    received = sent(victims)
+    received = transmit(victims)
     rebuilt = decode(received)
     mean = (scene.public.float() / 255).mean(0, keepdim=True).expand_as(originals)
     few = OPTIMISED
@@ -103,7 +115,7 @@ def measure(
         "optimised": likeness(optimised, originals[:few]),
         "mean_image": likeness(mean, originals),
         "chance_identified": {"decoder": 1 / len(chosen), "optimised": 1 / few},
-        **_about_clients(scene, features, sent, (name, cut), 6 if quick else 20),
+        **_about_clients(scene, features, transmit, (name, cut), 6 if quick else 20),
     }
     return Measured(numbers, originals, rebuilt)
 
@@ -125,7 +137,7 @@ def _shape_after(layers: Sequence[tuple[str, nn.Module]], one: Tensor, scene: Sc
 def _about_clients(
     scene: Scene,
     features: Callable[[Tensor], Tensor],
-    sent: inversion.Sent,
+    transmit: inversion.Transmission,
     purpose: tuple[str, int],
     epochs: int,
 ) -> dict[str, Any]:
@@ -137,7 +149,7 @@ def _about_clients(
     def weakly(images: Tensor, shard: np.ndarray, place: int) -> Tensor:
         """Return the received features of a weak view; the attacker can draw such views too."""
         drawn = draw_view(augmentation, "weak", shard[None], size, seed, "leakage", place)
-        return sent(features(make_view(images, drawn)))
+        return transmit(features(make_view(images, drawn)))
 
     observed = [weakly(scene.images, shard, place) for place, shard in enumerate(some)]
     truth = [scene.labels[torch.from_numpy(shard).to(scene.device)] for shard in some]
@@ -209,14 +221,14 @@ def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
             pixels = scene.images[chosen[: clients * images]].float() / 255
             # The pseudo-labels that the client trains on.
             labels = model(scene.prepare(pixels)).argmax(1)
-            gradient = updates.mean_gradient(
+            gradient = inversion.mean_gradient(
                 [
-                    updates.gradient_of(model, parameters, scene.prepare(part), label)
+                    inversion.gradient_of(model, parameters, scene.prepare(part), label)
                     for part, label in zip(pixels.split(images), labels.split(images), strict=True)
                 ]
             )
             start = torch.rand(pixels.shape, generator=scene.seed("update", sent, clients, images))
-            rebuilt = updates.invert_gradient(
+            rebuilt = inversion.invert_gradient(
                 model,
                 parameters,
                 gradient,
@@ -235,3 +247,49 @@ def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
                 }
             )
     return results
+
+
+def measure_all(
+    scene: Scene,
+    cuts: Sequence[int],
+    defences: Mapping[str, Policy | str],
+    *,
+    quick: bool,
+    updates: bool,
+    progress: Callable[[str], None],
+    uses: int,
+) -> tuple[dict[str, Any], list[Measured]]:
+    """Return all results as plain values, and the measurements with their pictures.
+
+    ``defences`` are policies, or `RANDOM`, by their name in the table. With ``updates`` the uploads of models are
+    attacked too. ``progress`` is called with a line before each measurement.
+    """
+    measured, uploads = [], []
+    for cut in cuts:
+        for name, defence in defences.items():
+            progress(f"cut after layer {cut}, defence {name}")
+            measured.append(measure(scene, cut, name, defence, quick, uses))
+            if updates and isinstance(defence, Policy):
+                uploads += measure_uploads(scene, cut, name, defence)
+    if updates:
+        progress("gradient inversion of updates")
+    results = {
+        "method": scene.config.method,
+        "seed": scene.config.seed,
+        "rounds": scene.config.rounds,
+        "accuracy": scene.accuracy,
+        "judged_on": judged_on(scene.config.model_dump()),
+        "public_images": len(scene.public),
+        "image_bits": 8 * scene.images[0].numel(),
+        "features": [item.numbers for item in measured],
+        "uploads": uploads,
+        "updates": measure_updates(scene, quick) if updates else [],
+    }
+    return results, measured
+
+
+def save(results: Mapping[str, Any], command: str, out: Path) -> None:
+    """Write the results and the command that made them to ``out/leakage.json``."""
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"command": command, **results}, indent=1)
+    (out / "leakage.json").write_text(text + "\n", encoding="utf-8")

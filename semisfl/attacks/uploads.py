@@ -50,8 +50,8 @@ def last_weighted(bottom: nn.Sequential) -> _Layer | None:
     return layers[-1] if layers else None
 
 
-def solved(change: Tensor, gradients: Tensor, noise: float, prior: Tensor) -> Tensor:
-    """Return the best linear estimate of H [rows, in] from ``change`` = ``gradients``^T H + noise.
+def solve_inputs(change: Tensor, gradients: Tensor, noise: float, prior: Tensor) -> Tensor:
+    """Return the best linear estimate of the inputs H [rows, in] from ``change`` = ``gradients``^T H + noise.
 
     ``change`` is [out, in], ``gradients`` [rows, out]. ``noise`` is its deviation on each weight.
     ``prior`` are such inputs of the attacker's own images: their mean and spread are what H is expected
@@ -67,7 +67,7 @@ def solved(change: Tensor, gradients: Tensor, noise: float, prior: Tensor) -> Te
     return (mean + across.T @ torch.linalg.solve(inner, missing)).float()
 
 
-def rebuilt(estimate: Tensor, truth: Tensor) -> tuple[int, float]:
+def count_rebuilt(estimate: Tensor, truth: Tensor) -> tuple[int, float]:
     """Return how many rows of ``truth`` the estimate shows, and the mean correlation."""
     one, other = (rows - rows.mean(1, keepdim=True) for rows in (estimate, truth))
     likeness = F.cosine_similarity(one, other, dim=1)
@@ -77,7 +77,10 @@ def rebuilt(estimate: Tensor, truth: Tensor) -> tuple[int, float]:
 
 
 def curious(client: Client, public: Tensor) -> dict[str, Any]:
-    """Train an honest round of the client, solve its last layer, and return the numbers."""
+    """Train an honest round of the client, solve for the inputs of its last layer, and return the numbers.
+
+    ``public`` are normalised images of the attacker, whose inputs are what it expects of others.
+    """
     bottom = clone(client.bottom).train()
     layer = last_weighted(bottom)
     assert layer is not None
@@ -105,13 +108,16 @@ def curious(client: Client, public: Tensor) -> dict[str, Any]:
     scale, noise = _shape_of(client.outgoing.policy, norm)
     change = (sent[name].flatten(1) - old) / scale
     change += client.optimizer.weight_decay * sum(rates) * old
-    estimate = solved(change, gradients, noise / scale, prior)
+    estimate = solve_inputs(change, gradients, noise / scale, prior)
     return _numbers("curious", name, estimate, inputs) | {"change_norm": norm}
 
 
 @torch.no_grad()
 def malicious(client: Client, public: Tensor) -> dict[str, Any]:
-    """Ask for one step with gradient e_i at image i, read the weight, and return the numbers."""
+    """Return the numbers of a server that asks for one step with gradient e_i at image i.
+
+    Row i of the weight's change then is the input of image i.
+    """
     bottom = clone(client.bottom).eval()
     layer = last_weighted(bottom)
     assert layer is not None
@@ -127,11 +133,11 @@ def malicious(client: Client, public: Tensor) -> dict[str, Any]:
     after = {**before, name: (gradients.T @ inputs).view(layer.weight.shape)}
     change = client.outgoing.bottom(before, after).tensors[name].flatten(1)
     _, noise = _shape_of(policy, 0.0)
-    return _numbers("malicious", name, solved(change, gradients, noise, prior), inputs)
+    return _numbers("malicious", name, solve_inputs(change, gradients, noise, prior), inputs)
 
 
 def _numbers(server: str, layer: str, estimate: Tensor, inputs: Tensor) -> dict[str, Any]:
-    count, correlation = rebuilt(estimate, inputs)
+    count, correlation = count_rebuilt(estimate, inputs)
     return {
         "server": server,
         "layer": layer.rpartition(".")[0],

@@ -66,7 +66,8 @@ def leakage(
     quiet: Quiet = False,
 ) -> None:
     """Rebuild clients' images as the server could, and compare the result with chance."""
-    from semisfl.attacks import exposure, picture
+    from semisfl.attacks import meter, picture
+    from semisfl.attacks import scene as scenes
     from semisfl.settings import config as configs
 
     there = next(place for place in (out, *out.absolute().parents) if place.exists())
@@ -76,22 +77,22 @@ def leakage(
     if (run / "config.toml").exists():
         if settings:
             raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
-        scene = exposure.of_run(run, device, public)
+        scene = scenes.scene_of_run(run, device, public)
     else:
         trained = [f"rounds={rounds}", f"runtime.evaluate_every={rounds}"]
         config = configs.parse(values_of(target, [*(settings or []), *trained]))
         _defences(defence, config.policy)  # a mistake is reported before the training
-        scene = exposure.of_preset(config, device, public, cuts)
-    result, measured = exposure.measure_all(
+        scene = scenes.scene_of_preset(config, device, public, cuts)
+    result, measured = meter.measure_all(
         scene,
-        exposure.cuts_of(scene.model, cuts),
+        scenes.cuts_of(scene.model, cuts),
         _defences(defence, scene.config.policy),
         quick=quick,
         updates=updates,
         progress=(lambda line: None) if quiet else console.say,
         uses=uses,
     )
-    exposure.save(result, shlex.join(["semisfl", *sys.argv[1:]]), out)
+    meter.save(result, shlex.join(["semisfl", *sys.argv[1:]]), out)
     picture.draw(measured, out / "leakage.png")
     if json_:
         print(json.dumps(result))

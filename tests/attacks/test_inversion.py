@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from semisfl.attacks import guesses, inversion, meter, updates
+from semisfl.attacks import guesses, inversion, meter
 from semisfl.attacks.likeness import identified, likeness, psnr, ssim
 from semisfl.attacks.meter import RANDOM, Measured
 from semisfl.attacks.scene import Scene, layers_of, stage_ends
@@ -112,7 +112,7 @@ def test_noise_hinders_a_decoder_and_many_uses_help_it(monkeypatch: pytest.Monke
 
 def test_the_mean_of_k_uses_has_noise_smaller_by_the_root_of_k() -> None:
     draws = torch.Generator().manual_seed(0)
-    sent = meter.averaged(lambda rows: rows + torch.randn(rows.shape, generator=draws), 25)
+    sent = meter.mean_of_uses(lambda rows: rows + torch.randn(rows.shape, generator=draws), 25)
     assert abs(float(sent(torch.zeros(400, 50)).std()) - 0.2) < 0.005
 
 
@@ -124,21 +124,23 @@ def test_an_update_on_one_image_reveals_it_and_a_mean_gradient_is_that_of_all(sc
 
     def rebuilt(first: int, last: int, seen: list[torch.Tensor]) -> torch.Tensor:
         start = torch.rand(images[first:last].shape, generator=torch.Generator().manual_seed(0))
-        return updates.invert_gradient(
+        return inversion.invert_gradient(
             model, parameters, seen, labels[first:last], scene.prepare, start, steps=60
         )
 
-    alone = updates.gradient_of(model, parameters, scene.prepare(images[:1]), labels[:1])
+    alone = inversion.gradient_of(model, parameters, scene.prepare(images[:1]), labels[:1])
     one = likeness(rebuilt(0, 1, alone), images[:1])
     noise = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)) for part in alone]
     nothing = likeness(rebuilt(0, 1, noise), images[:1])
     assert one["ssim"] > nothing["ssim"] + 0.2
     each = [
-        updates.gradient_of(model, parameters, scene.prepare(images[i : i + 1]), labels[i : i + 1])
+        inversion.gradient_of(
+            model, parameters, scene.prepare(images[i : i + 1]), labels[i : i + 1]
+        )
         for i in range(1, 9)
     ]
-    together = updates.mean_gradient(each)
-    mean_gradient = updates.gradient_of(model, parameters, scene.prepare(images[1:]), labels[1:])
+    together = inversion.mean_gradient(each)
+    mean_gradient = inversion.gradient_of(model, parameters, scene.prepare(images[1:]), labels[1:])
     for mean, joint in zip(together, mean_gradient, strict=True):
         assert torch.allclose(mean, joint, atol=1e-5)
 

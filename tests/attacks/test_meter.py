@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from semisfl.attacks import exposure
+from semisfl.attacks import scene as scenes
 from semisfl.attacks.scene import layers_of
 from semisfl.cli import console
 from semisfl.cli.main import main
@@ -27,7 +27,7 @@ SMALL += [f"model.layers={LAYERS}", "model.cut=7"]
 def test_a_preset_is_trained_attacked_and_its_leakage_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("semisfl.attacks.exposure.PUBLIC", 100)
+    monkeypatch.setattr("semisfl.attacks.scene.PUBLIC", 100)
     monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 32)
     monkeypatch.setattr(console.out, "_width", 80)
     out = tmp_path / "leakage"
@@ -79,7 +79,7 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
     words: list[str],
     error: str,
 ) -> None:
-    monkeypatch.delattr("semisfl.attacks.exposure.run_rounds")
+    monkeypatch.delattr("semisfl.attacks.scene.run_rounds")
     out = ["--out", str(tmp_path / "leakage"), "--rounds", "1", "--device", "cpu"]
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
@@ -87,16 +87,16 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
 
 
 def test_a_cut_that_is_named_twice_is_measured_once() -> None:
-    network = exposure._network(toy.assemble("semisfl"))
+    network = scenes._network(toy.assemble("semisfl"))
     (first, _), (second, _) = layers_of(network)[:2]
-    assert exposure.cuts_of(network, f"{second}, 1,{first} , 2") == [2, 1]
-    assert exposure.cuts_of(network, " all ") == exposure.cuts_of(network, "all")
+    assert scenes.cuts_of(network, f"{second}, 1,{first} , 2") == [2, 1]
+    assert scenes.cuts_of(network, " all ") == scenes.cuts_of(network, "all")
 
 
 def test_a_file_is_no_folder_for_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr("semisfl.attacks.exposure.run_rounds")
+    monkeypatch.delattr("semisfl.attacks.scene.run_rounds")
     for out in (__file__, f"{__file__}/leakage"):
         assert main(["leakage", "digits", "--out", out]) == 2
         assert "test_meter.py is no folder that can be written to" in capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_images_that_a_program_passed_are_not_replaced_by_others(
 
 def test_newer_layers_are_attacked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GroupNorm, LayerNorm, GELU and a depthwise convolution in the clients' part."""
-    monkeypatch.setattr("semisfl.attacks.exposure.PUBLIC", 60)
+    monkeypatch.setattr("semisfl.attacks.scene.PUBLIC", 60)
     monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 16)
     layers = """[
         {kind = "conv", channels = 8, stride = 4}, {kind = "groupnorm", groups = 2}, {kind = "gelu"},

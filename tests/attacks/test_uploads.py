@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.attacks import uploads
-from semisfl.attacks.uploads import Client, curious, malicious, rebuilt, solved
+from semisfl.attacks.uploads import Client, count_rebuilt, curious, malicious, solve_inputs
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.settings.config import parse
 from semisfl.settings.policy import Policy
@@ -76,11 +76,11 @@ def test_a_change_is_solved_exactly_and_a_known_noise_is_weighed() -> None:
     inputs, gradients = (torch.randn(6, width, generator=draws) for width in (20, 9))
     prior = torch.randn(200, 20, generator=draws)
     change = gradients.T @ inputs
-    assert torch.allclose(solved(change, gradients, 0.0, prior), inputs, atol=1e-3)
+    assert torch.allclose(solve_inputs(change, gradients, 0.0, prior), inputs, atol=1e-3)
     # All noise: nothing is learned, and the mean of the prior is the best guess.
-    guess = solved(change, gradients, 1e6, prior)
+    guess = solve_inputs(change, gradients, 1e6, prior)
     assert torch.allclose(guess, prior.mean(0).expand_as(guess), atol=1e-3)
-    assert rebuilt(inputs, inputs)[0] == 6 and rebuilt(-inputs, inputs)[0] == 0
+    assert count_rebuilt(inputs, inputs)[0] == 6 and count_rebuilt(-inputs, inputs)[0] == 0
 
 
 def test_the_weights_of_steps_are_those_of_the_optimiser() -> None:

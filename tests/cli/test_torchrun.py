@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from semisfl.attacks import exposure
+from semisfl.attacks import scene as scenes
 from semisfl.cli import runner
 from semisfl.fleet.cluster.ranks import Launch
 from semisfl.metrics import RoundMetrics
@@ -123,7 +123,7 @@ def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
     assert RunDirectory(out).load()["round"] == done
     assert len(resume(out, device="cpu", callbacks=[OneRound()]).rounds) == done + 1
     assert RunDirectory(out).config().fleet.kind == "cluster", "torchrun may take it over again"
-    assert exposure.of_run(out, "cpu", None).config.fleet.kind == "local"
+    assert scenes.scene_of_run(out, "cpu", None).config.fleet.kind == "local"
 
 
 def test_a_lost_rank_ends_all_and_the_restarted_run_goes_on(images: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisfl.attacks.uploads import rebuilt
+from semisfl.attacks.uploads import count_rebuilt
 from semisfl.data.augment import Augmentation
 from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.net.client.agreement import check_gradients
@@ -59,7 +59,7 @@ def images_in(net: Network, weight: Tensor) -> int:
     """Return how many of the device's images a row of the weight shows."""
     held = net.data.images[net.partition.clients[0]].float().flatten(1)
     likeness = torch.corrcoef(torch.cat((weight, held)))[:IMAGES, IMAGES:]
-    return rebuilt(weight, held[likeness.argmax(1)])[0]
+    return count_rebuilt(weight, held[likeness.argmax(1)])[0]
 
 
 def test_without_a_policy_every_image_is_a_row_of_the_upload(net: Network) -> None:
