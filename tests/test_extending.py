@@ -19,7 +19,6 @@ from semisfl.fleet.aggregate import combine
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.held_back import HeldBack
 from semisfl.methods.supervised import Supervised
-from semisfl.metrics import MethodMetrics
 from semisfl.models import split as models
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
@@ -257,12 +256,6 @@ def test_what_a_class_does_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyP
         ValueError, match=r"round\(\) of Supervised returned a dict; it must return"
     ):
         train(settings, data=toy.dataset(), device="cpu")
-    one = MethodMetrics(loss_supervised=1.0)
-    monkeypatch.setattr(Supervised, "round", lambda self, round_index: one)
-    for tested in ({}, torch.nn.Sequential(torch.nn.Flatten())):
-        monkeypatch.setattr(Supervised, "tested", lambda self, tested=tested: tested)
-        with pytest.raises(ConfigError, match=r"tested\(\) of supervised names no model"):
-            train(settings, data=toy.dataset(), device="cpu")
 
 
 @pytest.mark.parametrize(

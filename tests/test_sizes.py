@@ -31,7 +31,7 @@ BUDGETS = {
     "net/server": 2127,
     "net/tls": 406,
     "root": 139,
-    "runs": 2360,
+    "runs": 2205,
     "settings": 832,
     "use": 952,
     "watch": 650,

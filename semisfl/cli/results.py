@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +10,9 @@ import typer
 
 from semisfl.cli import console, output, watching
 from semisfl.cli.options import Json, Tables, Target
-from semisfl.files import save_picture
 from semisfl.runs import grouping, plots, report
 from semisfl.runs.grouping import Group
-from semisfl.runs.report import Difference, Summary, Swept, accuracy_of
+from semisfl.runs.report import Difference, Summary, accuracy_of
 from semisfl.settings.counts import amount
 from semisfl.settings.lookup import note_of, title_of
 
@@ -35,10 +33,7 @@ def report_(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Print a table and draw curves from run directories; average runs that differ only in seed.
-
-    If runs of a method differ in one or two settings, also show accuracy over the first of them.
-    """
+    """Print a table and draw curves from run directories; average runs that differ only in seed."""
     if html is not None:
         watching.write_html(runs, html)
         if not (out or table or json_ or target is not None):
@@ -46,7 +41,7 @@ def report_(
     groups = grouping.group_runs(grouping.find_runs(runs))
     place = out or output.picture_beside(runs, "report.png")
     results = [(group, report.summarise(group, target)) for group in groups]
-    show(results, target, place, plots.all_charts(groups), (), json_, table or ())
+    show(results, target, place, plots.all_charts(groups), json_, table or ())
 
 
 def show(
@@ -54,7 +49,6 @@ def show(
     target: float | None,
     place: Path,
     charts: Sequence[plots.Chart],
-    keys: Sequence[str],
     as_json: bool,
     files: Sequence[Path] = (),
 ) -> None:
@@ -63,22 +57,13 @@ def show(
     groups = [group for group, _ in results]
     pairs = report.differences(groups)
     notes = [note_of(summary.method) for summary in summaries]
-    swept = report.sweep_of(results, keys)
     if not as_json:  # before the picture: drawing takes seconds
         _print_results(summaries, notes, target)
-        if swept:
-            _print_swept(swept)
         _print_differences(pairs)
     written = [file for place in files for file in report.write_table(place, summaries, pairs)]
     if written and not as_json:
         print(f"tables: {', '.join(map(str, written))}")
     picture = output.draw(place, lambda file: plots.draw(groups, file, charts))
-    over = None
-    if swept and picture:
-        over = output.draw(
-            picture.with_name(f"{picture.stem}-sweep.png"),
-            lambda file: save_picture(plots.sweep_picture(swept), file),
-        )
     if as_json:
         plain = [
             report.as_json(summary) | {"note": note}
@@ -87,11 +72,9 @@ def show(
         drawn = str(picture) if picture else None
         answer: dict[str, Any] = {"results": plain, "target": target, "picture": drawn}
         answer["differences"] = [vars(pair) for pair in pairs]
-        if swept:
-            answer["sweep"] = asdict(swept) | {"picture": str(over) if over else None}
         print(json.dumps(answer))
     elif picture:
-        print(f"curves: {picture}" + (f"; over {swept.key}: {over}" if swept and over else ""))
+        print(f"curves: {picture}")
 
 
 def _print_results(
@@ -155,21 +138,6 @@ def print_target(
             output.known(cost.bytes, amount),
             output.known(cost.seconds, time),
         )
-    output.show(table)
-
-
-def _print_swept(swept: Swept) -> None:
-    several = any(
-        point.stderr is not None for points in swept.lines.values() for point in points.values()
-    )
-    table = output.table(
-        f"{swept.accuracy} over {swept.key}" + (", mean ± standard error" if several else ""),
-        ("method", *swept.values),
-    )
-    for label, points in swept.lines.items():
-        cells = (points.get(value) for value in swept.values)
-        mark = "*" if note_of(swept.methods[label]) else ""
-        table.add_row(label + mark, *map(output.known, cells))
     output.show(table)
 
 

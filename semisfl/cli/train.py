@@ -125,7 +125,6 @@ def compare(
         print("stopped; the same command continues")
         return
     summaries = comparison.results(jobs, target)
-    keys = [one.key for one in swept]
     place = folder / "compare.png"
-    results.show(summaries, target, place, plots.ACCURACIES, keys, json_, tables or ())
+    results.show(summaries, target, place, plots.ACCURACIES, json_, tables or ())
     runner.leave_if_diverged([run.diverged for group, _ in summaries for run in group.runs])

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semisfl.engine.weights import Unchanging
-from semisfl.files import open_file, write_whole
+from semisfl.files import write_whole
 from semisfl.fleet.packing import Place, flatten, place_of, unflatten
 
 log = logging.getLogger(__name__)
@@ -114,35 +114,25 @@ def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the state in ``path``; raise `CheckpointError` if it does not match its hash."""
-    try:
-        open_file(path).close()  # safe_open calls every file missing that it cannot open
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no checkpoint {path}") from error
-    except OSError as error:
-        raise CheckpointError(f"cannot read checkpoint {path}: {error.strerror}") from error
+    """Return the state in ``path``; raise `CheckpointError` if it is missing or does not match its hash."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             # Copies: the originals map the file, and a replaced file would keep its space on a full disk.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-    if not metadata.get("format", "").isdecimal():
-        raise CheckpointError(f"{path} is no checkpoint of semisfl; name one that a run wrote")
-    if metadata.get("format") != str(FORMAT):
-        raise CheckpointError(
-            f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}: "
-            "use the version of semisfl that wrote it"
-        )
-    try:
+        if metadata.get("format") != str(FORMAT):
+            raise CheckpointError(f"{path} is no checkpoint of this version of semisfl")
         state = unflatten(json.loads(metadata["state"]), tensors)
         intact = digest(state) == metadata["digest"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint {path}") from error
+    except CheckpointError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, error) from error
     if not intact:
         raise _damaged(path, "it does not match its hash")
-    return state
+    return dict(state)
 
 
 def _damaged(path: Path, reason: object) -> CheckpointError:

@@ -5,14 +5,13 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from semisfl.data.holdings import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
-from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
 from semisfl.runs.grouping import flatten
@@ -52,7 +51,7 @@ class RunDirectory:
         self.path = path
         self.record = MetricsFile(path / METRICS)
         self._unsaved: set[str] = set()
-        self._latest_round: int | None = None
+        self.latest_round: int | None = None
         """The round of the good checkpoint ``latest``; None: there is none, or it was not checked."""
         self._made: list[Path] = []
         self._before: set[Path] | None = None
@@ -188,9 +187,7 @@ class RunDirectory:
 
     def warn_of_changes(self, device: str) -> None:
         """Warn if the environment differs from the first one in a way that changes results."""
-        if not (before := read_environment(self.path)):
-            log.warning("cannot read in which environment the run began (%s)", ENVIRONMENT)
-        now = environment(device)
+        before, now = read_environment(self.path), environment(device)
         # With other thread counts, sums differ in the last bits, and soon the whole run differs.
         if now["gpu"] is None and before.get("threads", now["threads"]) != now["threads"]:
             log.warning(
@@ -205,7 +202,7 @@ class RunDirectory:
         """Remove the lines of rounds that a resumed run will repeat; return the others."""
         path = self.path / METRICS
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        rounds = [one for one in parse_metrics(lines, path, _checked) if one["round"] < round_index]
+        rounds = [one for one in parse_metrics(lines, path, dict) if one["round"] < round_index]
         if len(rounds) < round_index:
             log.warning("%s has only %d of the %d rounds before", path, len(rounds), round_index)
         kept = lines[: len(rounds)]
@@ -218,51 +215,36 @@ class RunDirectory:
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
         """Write checkpoint ``name``; if the disk refuses, keep the previous one and return False."""
+        return self._save(name, lambda path: checkpoint.write(path, state))
+
+    def save_latest(self, state: dict[str, Any]) -> bool:
+        """Write checkpoint ``latest``, as `save`; the good one before it, of another round, becomes ``previous``."""
+
+        def rotate(path: Path) -> None:
+            fresh = path.with_name(f".next{TEMPORARY}")
+            checkpoint.write(fresh, state)
+            if path.exists() and self.latest_round not in (None, state["round"]):
+                os.replace(path, path.with_name("previous.safetensors"))
+            os.replace(fresh, path)
+
+        self.record.sync()
+        saved = self._save("latest", rotate)
+        if saved:
+            self.latest_round = state["round"]
+        return saved
+
+    def _save(self, name: str, write: Callable[[Path], None]) -> bool:
+        file = f"{name}.safetensors"
         try:
-            checkpoint.write(self.path / f"{name}.safetensors", state)
+            write(self.path / file)
         except OSError as error:
             reason = error.strerror or error
             log.warning("cannot write checkpoint %s: %s; the previous one is kept", name, reason)
-            self._unsaved.add(f"{name}.safetensors")
+            self._unsaved.add(file)
             return False
-        self._unsaved.discard(f"{name}.safetensors")
-        return True
-
-    def trust_latest(self, round_index: int) -> None:
-        """Note that checkpoint ``latest`` is good and of this round, so that `save_latest` keeps it as ``previous``."""
-        self._latest_round = round_index
-
-    def save_latest(self, state: dict[str, Any]) -> bool:
-        """Write checkpoint ``latest``; the good one before it becomes ``previous``."""
-        latest, previous = (self.path / f"{name}.safetensors" for name in ("latest", "previous"))
-        # A link: there is a latest checkpoint at every moment, and nothing is copied.
-        before = previous.with_name(f".previous{TEMPORARY}")
-        if self._latest_round not in (None, state["round"]):
-            try:
-                before.unlink(missing_ok=True)
-                os.link(latest, before)
-            except OSError as error:
-                log.warning("cannot keep checkpoint %s beside the next: %s", latest, error)
-        self.record.sync()
-        try:
-            if not self.save("latest", state):
-                return False
-            self._latest_round = state["round"]
-            if before.exists():
-                os.replace(before, previous)
-        except OSError as error:
-            log.warning("cannot keep checkpoint %s: %s", previous, error)
-        finally:
-            # A disk that has become read-only refuses even to remove what is not there.
-            with contextlib.suppress(OSError):
-                before.unlink(missing_ok=True)
+        self._unsaved.discard(file)
         return True
 
     def load(self, name: str = "latest") -> dict[str, Any]:
+        """Return the state in checkpoint ``name``."""
         return checkpoint.read(self.path / f"{name}.safetensors")
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a round; raise ValueError if no run wrote them."""
-    RoundMetrics.from_dict(values)
-    return values

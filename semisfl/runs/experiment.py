@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +25,14 @@ from semisfl.models.build import build_model, check_same, with_layers_of
 from semisfl.models.own import Own, own_copy, stages_of
 from semisfl.runs.portable import Description, answering_weights, data_digest, describe
 from semisfl.runs.pretrained import start_from
-from semisfl.runs.run_data import check_clients, check_partition, check_simulated, divide, load_data
+from semisfl.runs.run_data import (
+    check_clients,
+    check_partition,
+    check_simulated,
+    chosen,
+    divide,
+    load_data,
+)
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, capped
@@ -220,21 +226,21 @@ def assemble(
     split_model, classes = setup.model, setup.classes
     if config.model.weights is not None and resumed is None:
         start_from(split_model, config.model.weights, config.model.name, data.classes)
-    images, labels = _on_device(data, partition.labeled, hardware)
+    images, labels = (part.to(hardware.device) for part in chosen(data, partition.labeled))
     labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
         method = lookup.load(lookup.method(config.method).code)(
             Setup(setup.config, split_model, fleet, labeled, classes, hardware, stop)
         )
-        tested = method.tested()
-        if not isinstance(tested, Mapping) or not tested:
-            raise ConfigError(
-                f"tested() of {config.method} names no model; a run needs one to test, e.g. {{'student': model}}"
-            )
+        network_name, *_ = method.tested()
     except BaseException:
         fleet.close(finished=False)
         raise
+    validation = None
+    if len(partition.validation):
+        images, labels = chosen(data, partition.validation)
+        validation = images.to(hardware.device), labels.to(hardware.device)
     holdings = count(partition, data.labels.numpy(), data.classes)
     if partition.clients:
         holdings = replace(holdings, images=data_digest(data))
@@ -247,13 +253,7 @@ def assemble(
         setup.normalizer,
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
-        _on_device(data, partition.validation, hardware) if len(partition.validation) else None,
-        describe(config, data, partition, next(iter(tested)), own),
+        validation,
+        describe(config, data, partition, network_name, own),
         holdings,
     )
-
-
-def _on_device(data: Dataset, places: np.ndarray, hardware: Hardware) -> tuple[Tensor, Tensor]:
-    """Return the images at ``places`` and their labels."""
-    chosen = torch.from_numpy(places)
-    return data.images[chosen].to(hardware.device), data.labels[chosen].to(hardware.device)

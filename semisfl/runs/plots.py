@@ -12,7 +12,7 @@ from semisfl.files import save_picture
 from semisfl.metrics import AXES, Axis, Metric, Panel, RoundMetrics, panels_of
 from semisfl.runs.declared import metrics_of
 from semisfl.runs.grouping import Group
-from semisfl.runs.report import Spread, Swept, accuracy_of, number_of
+from semisfl.runs.report import Spread, accuracy_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,39 +145,3 @@ def _positions(axis: Axis, rounds: Sequence[RoundMetrics]) -> list[float]:
     return [
         axis.scale * value + axis.first for value in (accumulate(known) if axis.summed else known)
     ]
-
-
-def sweep_picture(swept: Swept) -> "Figure":
-    """Draw accuracy over the values of a setting: means, with bars of one standard error if there are several seeds."""
-    from matplotlib.figure import Figure  # heavy, and only wanted here
-
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
-    numbers = [number_of(value) for value in swept.values]
-    places = [
-        place if number is None or None in numbers else number
-        for place, number in enumerate(numbers)
-    ]
-    for label, points in swept.lines.items():
-        there = [
-            (place, points[value])
-            for place, value in zip(places, swept.values, strict=True)
-            if value in points
-        ]
-        axes.errorbar(
-            [place for place, _ in there],
-            [spread.mean for _, spread in there],
-            [spread.stderr or 0.0 for _, spread in there],
-            marker="o",
-            capsize=3,
-            label=label,
-        )
-    if None not in numbers and min(places) > 0 and max(places) >= 8 * min(places):
-        axes.set_xscale("log")
-        axes.minorticks_off()
-    axes.set_xticks(places, swept.values)
-    axes.set_xlabel(swept.key)
-    axes.set_ylabel(f"{swept.accuracy} (%)")
-    axes.grid(alpha=0.25)
-    axes.legend()
-    return figure

@@ -22,6 +22,7 @@ from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
 from semisfl.models.modules import layers_of
 from semisfl.models.zoo import MODELS
+from semisfl.runs.run_data import chosen
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.sections import one_line
 from semisfl.settings.version import VERSION
@@ -106,6 +107,9 @@ def describe(
     config: Config, data: Dataset, partition: Partition, network: str, own: nn.Sequential | None
 ) -> Description:
     """Describe the model that a run trains; ``own`` is a model passed beside the configuration."""
+    judged = data.test_images, data.test_labels
+    if len(partition.validation):
+        judged = chosen(data, partition.validation)
     settings = config.model_dump(mode="json")
     settings["data"]["name"] = data.name
     settings["model"].pop("layers")
@@ -123,23 +127,16 @@ def describe(
         data=data.name,
         labeled=len(partition.labeled),
         unlabeled=sum(map(len, partition.clients)) if partition.clients else None,
-        tested_on=len(partition.validation) or len(data.test_labels),
+        tested_on=len(judged[0]),
         judged_on="validation" if len(partition.validation) else "test",
         settings=settings,
         version=VERSION,
         digests={
-            "labeled": _digest(*_chosen(data, partition.labeled)),
-            "judged": _digest(*_chosen(data, partition.validation))
-            if len(partition.validation)
-            else _digest(data.test_images, data.test_labels),
+            "labeled": _digest(*chosen(data, partition.labeled)),
+            "judged": _digest(*judged),
             **({"clients": _client_digest(data, partition)} if partition.clients else {}),
         },
     )
-
-
-def _chosen(data: Dataset, places: np.ndarray) -> tuple[Tensor, Tensor]:
-    index = torch.from_numpy(places)
-    return data.images[index], data.labels[index]
 
 
 def _digest(images: Tensor, labels: Tensor) -> str:
@@ -151,21 +148,23 @@ def _digest(images: Tensor, labels: Tensor) -> str:
 
 
 def _client_digest(data: Dataset, partition: Partition) -> str:
-    """Return the SHA-256 of who holds which images, and of their pixels: of a large set, evenly spaced ones."""
-    held = np.concatenate(partition.clients)
-    digest = hashlib.sha256(str([len(images) for images in partition.clients]).encode())
-    digest.update(held.data)
-    some = held[:: _stride(len(held), data.images)]
-    digest.update(data.images[torch.from_numpy(some)].numpy().data)
-    return digest.hexdigest()
+    """Return the SHA-256 of who holds which images, and of their pixels: of many, evenly spaced ones."""
+    held = torch.from_numpy(np.concatenate(partition.clients))
+    pixels = _digest(data.images[held[:: _stride(len(held), data.images)]], held)
+    sizes = [len(images) for images in partition.clients]
+    return hashlib.sha256(f"{sizes} {pixels}".encode()).hexdigest()
 
 
 def data_digest(data: Dataset) -> str:
     """Return the SHA-256 of classes, labels and pixels: of a large set, those of evenly spaced images."""
-    digest = hashlib.sha256(str(data.classes).encode())
-    for images, labels in ((data.images, data.labels), (data.test_images, data.test_labels)):
-        digest.update(_digest(images[:: _stride(len(images), images)], labels).encode())
-    return digest.hexdigest()
+    parts = [
+        _digest(images[:: _stride(len(images), images)], labels)
+        for images, labels in (
+            (data.images, data.labels),
+            (data.test_images, data.test_labels),
+        )
+    ]
+    return hashlib.sha256(str((data.classes, parts)).encode()).hexdigest()
 
 
 def _stride(count: int, images: Tensor) -> int:

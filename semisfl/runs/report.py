@@ -16,7 +16,7 @@ from typing import Any
 
 from semisfl.files import write_whole
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.grouping import Group, Run, flatten, label_of
+from semisfl.runs.grouping import Group, Run
 from semisfl.runs.limits import Standing
 from semisfl.settings.lookup import note_of, title_of
 
@@ -220,63 +220,6 @@ def quantile(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
-
-
-# --- one setting ---------------------------------------------------------------------------------
-
-MOST_KEYS = 2
-"""Runs that differ in more settings are not taken for a sweep of one of them."""
-
-
-@dataclass(frozen=True)
-class Swept:
-    """Accuracies by the value of a setting; everything else about the runs of a line is alike."""
-
-    key: str
-    values: list[str]
-    lines: dict[str, dict[str, Spread]]
-    """By the line's label and the setting's value."""
-    methods: dict[str, str]
-    """The method of each line."""
-    accuracy: str
-    """The name of the accuracies."""
-
-
-def sweep_of(results: Sequence[tuple[Group, Summary]], keys: Sequence[str] = ()) -> Swept | None:
-    """Return the results by value of the first of ``keys``; None if the groups differ in no setting or in many.
-
-    Without ``keys`` they are the settings in which groups of one method differ.
-    """
-    found = dict.fromkeys(key for group, _ in results for key in group.differs)
-    keys = list(keys) or (list(found) if len(found) <= MOST_KEYS else [])
-    if not keys:
-        return None
-    lines: dict[str, dict[str, Spread]] = {}
-    methods = {}
-    for group, summary in results:
-        settings = flatten(group.runs[0].config)
-        others = {key: str(settings[key]) for key in keys[1:] if key in settings}
-        label = label_of(group.name, others)
-        methods[label] = group.method
-        lines.setdefault(label, {})[str(settings.get(keys[0], "none"))] = summary.accuracy
-    values = {value for line in lines.values() for value in line}
-    called = accuracy_of(summary.judged_on for _, summary in results)
-    return Swept(keys[0], sorted(values, key=_order), lines, methods, called)
-
-
-def number_of(value: str) -> float | None:
-    """Return the finite number that a setting's text is, or None."""
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _order(value: str) -> tuple[bool, float, str]:
-    """Return a sort key: numbers by size, then words."""
-    number = number_of(value)
-    return (number is None, number or 0.0, value)
 
 
 # --- tables in files -----------------------------------------------------------------------------

@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from semisfl.data import npz, sources
 from semisfl.data import partition as partitions
@@ -26,6 +28,12 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
     partition = divide(config, data)
     check_clients(config, partition)
     return data, partition
+
+
+def chosen(data: Dataset, places: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return the training images at ``places`` and their labels."""
+    index = torch.from_numpy(places)
+    return data.images[index], data.labels[index]
 
 
 def check_simulated(config: Config) -> None:

@@ -159,7 +159,7 @@ def go_on(
             check_images(before, experiment.description.as_dict(), may_grow=may_grow)
             experiment.load_state_dict(state)
             if file == directory.path / "latest.safetensors":
-                directory.trust_latest(state["round"])
+                directory.latest_round = state["round"]
         if settings:
             directory.keep_config(config)
         state = None  # as large as all models of the run

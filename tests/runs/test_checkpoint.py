@@ -1,7 +1,5 @@
 """A checkpoint's file, as other programs read it."""
 
-import os
-import resource
 from pathlib import Path
 
 import pytest
@@ -57,20 +55,6 @@ def test_one_changed_bit_anywhere_in_a_large_tensor_is_found(place: float, tmp_p
     path.write_bytes(content)
     with pytest.raises(checkpoint.CheckpointError, match="does not match its hash"):
         checkpoint.read(path)
-
-
-def test_a_file_that_cannot_be_opened_is_not_called_missing(tmp_path: Path) -> None:
-    path = tmp_path / "one.safetensors"
-    checkpoint.write(path, {"some": torch.ones(3)})
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.open(path, os.O_RDONLY)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        with pytest.raises(checkpoint.CheckpointError, match=r"one.safetensors: Too many open"):
-            checkpoint.read(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_file_that_cannot_be_written_is_named_once(tmp_path: Path) -> None:

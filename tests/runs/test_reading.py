@@ -45,11 +45,6 @@ def test_any_damage_names_the_file(tmp_path: Path) -> None:
     metrics.write_text(f'{deep}\n{{"round": 1}}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is damaged: it is nested too"):
         RunDirectory(tmp_path).keep_metrics_before(1)
-    metrics.write_text('{"round": 0, "accuracy": "high"}\n{"round": 1}\n')
-    with pytest.raises(
-        ValueError, match=r"metrics\.jsonl, line 1 is damaged: its accuracy is 'high'"
-    ):
-        RunDirectory(tmp_path).keep_metrics_before(1)
 
 
 @pytest.mark.usefixtures("no_pictures")
