@@ -123,8 +123,7 @@ class Labelling:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.align == "none":
             return
-        # Checkpoints of earlier versions have none.
-        self._membership.load_state_dict(state.get("names", {}))
+        self._membership.load_state_dict(state["names"])
         for name, mean in self._means.items():
             before = state[name]
             if name.startswith("client_"):  # a resumed run may have another number of clients

@@ -16,8 +16,6 @@ from semisfl.settings.run import OptimizerConfig
 
 # Up to this many kernel launches per step cost less than copying the gradients into one tensor.
 MOST_LAUNCHES = 32
-# What torch.optim.SGD(fused=True) calls, without its bookkeeping; not promised by PyTorch.
-_fused_sgd = getattr(torch, "_fused_sgd_", None)
 
 
 class SGD:
@@ -198,7 +196,7 @@ class SGD:
 
     @torch.no_grad()
     def _step_plain(self, gradients: list[Tensor | None]) -> None:
-        """Step as `torch.optim.SGD` does, whose bookkeeping costs more than a small model's step."""
+        """Step as `torch.optim.SGD(fused=True)` does, whose bookkeeping costs more than a small model's step."""
         if self._plain_rows is not self._plain:
             gradients = [
                 row for p, g in zip(self._plain, gradients, strict=True) for row in _slots(p, g)
@@ -212,8 +210,17 @@ class SGD:
         ]
         momenta = list(compress(self._plain_momenta, used))
         if there:
-            (fused_step if _fused_sgd is not None else foreach_step)(
-                parameters, there, momenta, self.lr, self.config
+            torch._fused_sgd_(
+                parameters,
+                there,
+                momenta,
+                weight_decay=self.config.weight_decay,
+                momentum=self.config.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=self.config.momentum > 0,
+                maximize=False,
+                is_first_step=False,
             )
 
 
@@ -222,45 +229,6 @@ def _slots(parameter: Tensor, value: Tensor | None) -> Sequence[Tensor | None]:
     if not hasattr(parameter, "slots"):
         return (value,)
     return (None,) * len(parameter) if value is None else value.detach().unbind()
-
-
-def fused_step(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    momenta: list[Tensor],
-    lr: Tensor,
-    config: OptimizerConfig,
-) -> None:
-    """Step every parameter in one pass over memory; ``momenta`` is empty without momentum."""
-    assert _fused_sgd is not None
-    _fused_sgd(
-        parameters,
-        gradients,
-        momenta,
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        lr=lr,
-        dampening=0.0,
-        nesterov=config.momentum > 0,
-        maximize=False,
-        is_first_step=False,
-    )
-
-
-def foreach_step(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    momenta: list[Tensor],
-    lr: Tensor,
-    config: OptimizerConfig,
-) -> None:
-    """Step as `fused_step` does, in several passes, for a PyTorch without the fused operation."""
-    step = list(torch._foreach_add(gradients, parameters, alpha=config.weight_decay))
-    if config.momentum > 0:
-        torch._foreach_mul_(momenta, config.momentum)
-        torch._foreach_add_(momenta, step)
-        torch._foreach_add_(step, momenta, alpha=config.momentum)
-    torch._foreach_sub_(parameters, torch._foreach_mul(step, lr))
 
 
 def _room(homes: list[Home]) -> int:

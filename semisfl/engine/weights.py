@@ -198,17 +198,10 @@ class MovingAverage(Generic[Module]):
 @torch.no_grad()
 def follow(target: nn.Module, source: nn.Module, decay: Tensor) -> None:
     """Set target <- decay target + (1 - decay) source, buffers included; counters are copied."""
-    weights = [module.__dict__.get("weights") for module in (target, source)]
-    flat = all(isinstance(one, Weights) for one in weights)
-    if flat:
-        weights_of(target).follow(weights_of(source), decay)
-    mine, theirs = target.state_dict(), source.state_dict()
-    averaged = () if flat else distinct_names(target)
-    for name, tensor in mine.items():
-        if not tensor.is_floating_point():
-            tensor.copy_(theirs[name])
-        elif name in averaged:
-            tensor.lerp_(theirs[name], 1 - decay)
+    weights_of(target).follow(weights_of(source), decay)
+    for mine, theirs in zip(target.buffers(), source.buffers(), strict=True):
+        if not mine.is_floating_point():
+            mine.copy_(theirs)
 
 
 def distinct_names(module: nn.Module) -> set[str]:

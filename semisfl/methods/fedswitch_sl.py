@@ -157,21 +157,18 @@ class FedSwitchSL:
         return {"teacher": self.ema.model, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
-        state = {
+        return {
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
             "skew": {str(client): value for client, value in self.skew.items()},
             "names": self.membership.state_dict(),
+            "labelling": self.labelling.state_dict(),
         }
-        if labelling := self.labelling.state_dict():
-            state["labelling"] = labelling
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
         self.skew = {int(client): value for client, value in state["skew"].items()}
-        # Checkpoints of earlier versions have none.
-        self.membership.load_state_dict(state.get("names", {}))
-        self.labelling.load_state_dict(state.get("labelling", {}))
+        self.membership.load_state_dict(state["names"])
+        self.labelling.load_state_dict(state["labelling"])
         self.meter.clear()  # a round that was given up half-way leaves its sums behind

@@ -203,22 +203,20 @@ class SemiSFL:
         return {"teacher": self.teacher, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
-        state = {
+        return {
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
             "queue": self.queue.state_dict(),
             "controller": self.controller.state_dict(),
+            "labelling": self.labelling.state_dict(),
         }
-        if labelling := self.labelling.state_dict():
-            state["labelling"] = labelling
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
         self.queue.load_state_dict(state["queue"])
         self.controller.load_state_dict(state["controller"])
-        self.labelling.load_state_dict(state.get("labelling", {}))
+        self.labelling.load_state_dict(state["labelling"])
         self.meter.clear()  # an aborted round leaves its sums behind
 
 

@@ -38,7 +38,4 @@ class Supervised:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.student.load_state_dict(state["student"])
-        if "teacher" in state:
-            self.ema.load_state_dict(state["teacher"])
-        else:  # a checkpoint of version 0.1
-            self.ema.model.load_state_dict(state["student"])
+        self.ema.load_state_dict(state["teacher"])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from semisfl import seeds
-from semisfl.engine.sgd import SGD, foreach_step, fused_step
+from semisfl.engine.sgd import SGD
 from semisfl.settings.run import OptimizerConfig
 
 
@@ -89,24 +89,3 @@ def test_the_norm_is_that_of_all_parameters_and_short_gradients_stay_short() -> 
     assert [float(w.detach()) for w in weights] == pytest.approx([-0.6, -0.8], abs=1e-5)
     sgd.apply([torch.tensor([0.3]), torch.tensor([-0.4])], clip_norm=1.0)
     assert [float(w.detach()) for w in weights] == pytest.approx([-0.9, -0.4], abs=1e-5)
-
-
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_the_step_in_several_passes_is_the_fused_one(momentum: float) -> None:
-    config = OptimizerConfig(momentum=momentum, weight_decay=0.01)
-    steppers = (fused_step, foreach_step)
-    starts = [parameter.detach() for parameter in twins()[0].parameters()]
-    weights = [[start.clone() for start in starts] for _ in steppers]
-    momenta = [[torch.zeros_like(s) for s in starts] if momentum else [] for _ in steppers]
-    for number in range(3):
-        gradients = [torch.full_like(s, 0.1 * (number + 1)).mul_(s.sign()) for s in starts]
-        for step, mine, speeds in zip(steppers, weights, momenta, strict=True):
-            copies = [gradient.clone() for gradient in gradients]
-            step(mine, copies, speeds, torch.tensor(0.05), config)
-            if step is foreach_step:
-                assert all(map(torch.equal, copies, gradients)), "gradients are only read"
-    for before, one, two in zip(starts, *weights, strict=True):
-        assert not torch.equal(before, one)
-        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
-    for one, two in zip(*momenta, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)

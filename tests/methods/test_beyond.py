@@ -32,7 +32,7 @@ def test_extensions_are_off_in_presets_of_published_data_and_leave_no_state() ->
         assert config.semisfl.align == "none"
     method = method_of(toy.assemble("semisfl"))
     method.round(0)
-    assert set(method.state_dict()) == {"student", "teacher", "queue", "controller"}
+    assert not method.state_dict()["labelling"]
 
 
 def test_the_frontier_is_semisfl_with_settings_of_its_own_and_cheaper_codecs() -> None:

@@ -63,15 +63,3 @@ def test_supervised_only_tests_the_average_of_its_weights_too() -> None:
     assert resumed.round(1).loss_supervised == method.round(1).loss_supervised
     for one, other in zip(resumed.tested()["teacher"].parameters(), teacher, strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_checkpoint_without_an_average_starts_one_from_its_weights() -> None:
-    method, resumed = (toy.assemble("supervised").method for _ in range(2))
-    method.round(0)
-    resumed.load_state_dict({"student": method.state_dict()["student"]})
-    for one, other in zip(
-        resumed.tested()["teacher"].parameters(),
-        method.tested()["student"].parameters(),
-        strict=True,
-    ):
-        assert torch.equal(one, other)

@@ -21,8 +21,6 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from semisfl.settings.config import ConfigError
-
 HEAD = 256
 """Bytes of a message's first part, which most messages fit into."""
 LENGTH = 8
@@ -48,14 +46,8 @@ class Launch:
 
     def device(self, option: str) -> str:
         """Return the device of this rank for ``--device``: a GPU of its own if there are any."""
-        if option not in ("auto", "cuda") or not (count := torch.cuda.device_count()):
-            return option
-        if self.local_rank >= count:
-            raise ConfigError(
-                f"rank {self.rank} is the {self.local_rank + 1}. on a machine with {count} GPUs; "
-                f"use torchrun --nproc-per-node {count}, or --device cpu"
-            )
-        return f"cuda:{self.local_rank}"
+        several = option in ("auto", "cuda") and torch.cuda.is_available()
+        return f"cuda:{self.local_rank}" if several else option
 
 
 def launch() -> Launch | None:

@@ -97,8 +97,7 @@ class Helpers:
         }
         self._latest = {int(client): key for client, key in state["latest"].items()}
         self._helpers = {int(client): list(keys) for client, keys in state["given"].items()}
-        # Checkpoints of earlier versions have none.
-        self._membership.load_state_dict(state.get("names", {}))
+        self._membership.load_state_dict(state["names"])
         self._shelf.load_state_dict(state["shelf"])
 
 
