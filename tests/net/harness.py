@@ -404,15 +404,16 @@ def poisoning(
     last: int = 1_000_000,
     *,
     counters: bool = False,
+    of: Sequence[int] = (1,),
 ) -> None:
-    """Change the values, or the counters, of every ``kind`` of frame that client 1 sends in these rounds.
+    """Change the values, or the counters, of every ``kind`` of frame that these clients send in these rounds.
 
-    It answers as a device whose program was changed: with tensors that no policy cleared.
+    They answer as devices whose program was changed: with tensors that no policy cleared.
     """
     original = Device.answer
 
     def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
-        poisons = sent == kind and self.member.client == 1 and first <= fields["round"] <= last
+        poisons = sent == kind and self.member.client in of and first <= fields["round"] <= last
         if not poisons:
             original(self, received, sent, fields, cleared, codecs, **how)
             return

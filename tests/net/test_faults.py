@@ -31,16 +31,13 @@ from tests.net.harness import (
     Network,
     Proxy,
     assert_same,
-    audited,
     certificates,
     network,
     oracle,
-    poisoning,
     tiny,
     toy_data,
     undisturbed,
     until,
-    weights,
 )
 
 __all__ = ["labeled"]  # a fixture
@@ -389,37 +386,6 @@ def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.Monkey
         run_rounds(net.experiment)
         assert net.fleet.present() == [0, 1]
         assert_same(net.experiment, expected)
-
-
-def one(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a change of the first value of a tensor."""
-    return lambda tensor: tensor.flatten().index_fill(0, torch.tensor(0), value).view(tensor.shape)
-
-
-# `tests/net/test_value_checks.py` asks this of each value; here it is asked of each kind of frame.
-@pytest.mark.parametrize(
-    ("kind", "value"), [("features", float("nan")), ("features", -1e30), ("bottom", float("inf"))]
-)
-def test_impossible_values_are_dropped_before_they_are_used(
-    kind: str, value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    poisoning(monkeypatch, kind, one(value), last=0)
-    config = tiny(3)
-    with network(config) as net:
-        net.join_all()
-        run_rounds(net.experiment)
-        step = 0 if kind == "features" else config.clients.steps
-        assert_same(net.experiment, oracle(config, Leaving(1, 0, step, back=1)))
-    assert len(audited(caplog)) == 1
-
-
-def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    poisoning(monkeypatch, "states", one(float("nan")))
-    with network(tiny(3, method="fedswitch")) as net:
-        net.join_all()
-        run_rounds(net.experiment)
-        for key, value in weights(net.experiment).items():
-            assert torch.isfinite(value.float()).all(), key
 
 
 # --- too few, stopping, clocks --------------------------------------------------------------------

@@ -5,6 +5,7 @@ weights that are not finite is undone, and repeated once without the device that
 """
 
 import logging
+import math
 import statistics
 from collections.abc import Mapping
 
@@ -19,6 +20,8 @@ MOST = 1e6
 """Largest magnitude of a feature, weight, gradient or statistic; of a working model none is anywhere near."""
 MOST_COUNTED = 2**53
 """Largest value of a counter: up to here the mean of counters, taken in doubles, is exact."""
+SMALLEST = 1e-12
+"""Least size that others are compared with."""
 STANDS_OUT = 3.0
 """A device stands out whose features or update are this many times as large as the median of the others."""
 
@@ -55,17 +58,16 @@ def update_size(state: State, sent: State) -> float:
 def stands_out(sizes: Mapping[str, Mapping[int, float]]) -> int | None:
     """Return the client whose values are largest, relative to the median of the others; None if none stands out.
 
-    ``sizes``: kind of values -> client -> size. Updates come first: once one has ruined the weights, the features of
-    all clients are large.
+    ``sizes``: kind of values ("features", "update") -> client -> size.
     """
-    for kind in ("update", "features"):
-        of_clients = sizes.get(kind, {})
-        if len(of_clients) > 1:
-            worst = max(of_clients, key=of_clients.__getitem__)
-            others = [size for client, size in of_clients.items() if client != worst]
-            if of_clients[worst] > STANDS_OUT * statistics.median(others):
-                return worst
-    return None
+    most, worst = STANDS_OUT, None
+    for of_clients in sizes.values():
+        for client, size in of_clients.items():
+            others = [other for one, other in of_clients.items() if one != client]
+            usual = statistics.median(others) if others else math.inf
+            if size > most * usual:
+                most, worst = size / max(usual, SMALLEST), client
+    return worst
 
 
 def limits_on_one_client(config: Config) -> tuple[int, str]:
