@@ -171,7 +171,7 @@ def iteration(clients: int = 10, count: int = 20) -> dict[str, Any]:
         ]
         for device in devices:
             stack.callback(device.kill)
-        assert fleet.wait_for(clients, 120)
+        assert fleet.waiting.wait(clients, 120)
         bottom: State = run.experiment.method.student.bottom.state_dict()  # type: ignore[attr-defined]
         loops = {
             "bare": bare_loop(folder, listener, clients),

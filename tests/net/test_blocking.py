@@ -175,9 +175,11 @@ def test_the_operator_learns_which_device_makes_the_rounds_slow(
         run_rounds(net.experiment)
         slow = {one["name"]: one["answer_seconds"] for one in net.fleet.status()["clients"]}
         net.fleet.device_log.renew()
-        until(lambda: '"answer_seconds"' in (tmp_path / "fleet.json").read_text())
+        status = tmp_path / "fleet.json"
+        until(lambda: status.exists() and '"answer_seconds"' in status.read_text())
         net.fleet.device_log.renew()
-        until(lambda: '"answer_seconds"' in (tmp_path / "fleet.json").read_text())
+        status = tmp_path / "fleet.json"
+        until(lambda: status.exists() and '"answer_seconds"' in status.read_text())
         assert main(["fleet", str(tmp_path), "list"]) == 0
     name = "plaintext:client-1"
     assert max(slow, key=slow.__getitem__) == name and 1.5 <= slow[name] < 10

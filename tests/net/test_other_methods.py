@@ -10,7 +10,7 @@ import pytest
 from semisfl.cli.main import main
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
-from semisfl.net.server import listener
+from semisfl.net.server import sessions
 from semisfl.net.terms import Terms
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -62,7 +62,7 @@ def test_a_device_without_it_is_refused_and_both_sides_say_why(
 def test_a_server_that_does_not_ask_is_refused_by_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listener, "check_hello", lambda *_: None)
+    monkeypatch.setattr(sessions, "check_hello", lambda *_: None)
     with network(settings(PLACE)) as net:
         client = net.join(0)
         until(lambda: client.error is not None)

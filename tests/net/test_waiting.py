@@ -102,32 +102,32 @@ def test_the_wait_is_not_in_the_seconds_of_a_round(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A device that stalls stays here, and is drawn again if nobody else is."""
-    stalled, pauses = threading.Event(), []
+    stalled = threading.Event()
     stalled.set()
 
     def stall(client: Client, frame: Frame) -> None:
         while frame.kind == "split" and stalled.is_set():
             time.sleep(0.02)
 
-    monkeypatch.setattr(waiting, "repeat_delay", lambda aborted: pauses.append(aborted) or 0.05)
+    monkeypatch.setattr(waiting, "FIRST_REPEAT", 0.01)
     with network(tiny(2, network={"quorum": 2, "deadline": 0.5})) as net:
         net.enrol(0)
         net.enrol(1, break_at=stall)
         trained = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
         trained.start()
-        until(lambda: len(pauses) >= 4)
-        until(lambda: "rounds in a row had too few answers" in str(net.fleet.waiting.state))
+        for rounds, seconds in ((2, "0.01"), (3, "0.02"), (4, "0.04")):
+            until(
+                lambda line=f"{rounds} rounds in a row had too few answers; the next begins in {seconds} s": (
+                    line in caplog.text
+                )
+            )
         assert not net.strikes
         stalled.clear()
         trained.join(30)
         assert not trained.is_alive(), "it goes on once all answer"
+        caplog.clear()
         net.fleet.waiting.until_ready()
-        assert pauses == list(range(2, 2 + len(pauses))), "a round that is done is the end of them"
-
-
-def test_the_pause_between_repetitions_grows_to_a_limit() -> None:
-    pauses = [waiting.repeat_delay(aborted) for aborted in (2, 3, 4, 8, 9, 10**6)]
-    assert pauses == [0.5, 1.0, 2.0, 10.0, 10.0, 10.0]
+        assert "in a row" not in caplog.text, "a round that is done is the end of them"

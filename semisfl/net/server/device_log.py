@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from semisfl.files import append_whole, read_json, timestamp, write_whole
+from semisfl.files import append_whole, timestamp, write_whole
 from semisfl.net.server.admission import audit
 
 log = logging.getLogger(__name__)
@@ -98,9 +98,3 @@ class DeviceLog:
             if not self._failed:
                 log.warning("cannot write the devices' events and status: %s", error)
             self._failed = True
-
-
-def remembered(directory: Path, key: str) -> dict[int, str]:
-    """Return what an earlier process of this run wrote under ``key`` of each device's status."""
-    devices = read_json(directory / "fleet.json").get("clients", [])
-    return {one["client"]: str(one[key]) for one in devices if key in one}

@@ -146,10 +146,6 @@ class NetworkFleet:
         """Return once enough clients are there for a round."""
         self.waiting.until_ready()
 
-    def wait_for(self, count: int, seconds: float) -> bool:
-        """Wait for ``count`` clients, for at most ``seconds``; return whether they are there."""
-        return self.waiting.wait(count, seconds)
-
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from semisfl.files import timestamp
+from semisfl.files import read_json, timestamp
 from semisfl.fleet.byte_counts import Traffic
-from semisfl.net.server.device_log import remembered
 from semisfl.net.server.questions import Questions
 from semisfl.net.server.sessions import Sessions
 
@@ -17,23 +16,22 @@ class FleetStatus:
     def __init__(self, sessions: Sessions, traffic: Traffic, questions: Questions) -> None:
         self._sessions, self._roster = sessions, sessions.roster
         self._traffic, self._questions = traffic, questions
-        self._seen: Mapping[int, str] = {}
-        self._certificates: dict[int, str] = {}
-        """When the certificate that each client showed last expires."""
+        self._latest: dict[str, Mapping[str, Any]] = {}
+        """The latest status of each device, by name; at first what an earlier process of this run wrote down."""
         self._moved: Mapping[int, tuple[int, int]] = {}
         self._roster.moved = lambda: self._moved
 
     def resume(self, directory: Path) -> None:
         """Read what an earlier process of this run wrote about the devices."""
-        self._seen = remembered(directory, "seen")
-        self._certificates = remembered(directory, "certificate_until")
+        devices = read_json(directory / "fleet.json").get("clients", [])
+        self._latest = {device["name"]: device for device in devices}
         self.count_bytes()
 
     def count_bytes(self) -> None:
         """Take over the bytes of each client so far, at the end of a round."""
         self._moved = self._traffic.by_client()
 
-    def devices(self) -> list[dict[str, Any]]:
+    def devices(self) -> list[Mapping[str, Any]]:
         """Return the status of every enrolled device; any thread may call.
 
         ``client``, ``name``, ``bytes_up`` and ``bytes_down`` (of whole rounds) are always there. The others are there
@@ -44,28 +42,27 @@ class FleetStatus:
         with self._sessions.changed:
             sessions = dict(self._sessions.enrolled)
             last_seen = dict(self._sessions.last_seen)
-        devices = []
         for name, client in list(self._roster.index.items()):
-            session = sessions.get(client)
+            session, latest = sessions.get(client), self._latest.get(name, {})
             at = session.seen if session else last_seen.get(client)
+            until = session.certificate.valid_until if session and session.certificate else None
             # A place keeps its counts when another device takes it.
             now, before = self._moved.get(client, (0, 0)), self._roster.before.get(client, (0, 0))
             # They may be those of a checkpoint that is older than the roster.
             up, down = (max(0, total - earlier) for total, earlier in zip(now, before, strict=True))
-            if session and session.certificate:
-                until = session.certificate.valid_until.timestamp()
-                self._certificates[client] = timestamp(until)
             seconds = self._questions.last_seconds.get(name)
             status = {
                 "client": client,
                 "name": name,
                 "images": self._roster.images.get(client),
                 "since": timestamp(session.since) if session else None,
-                "seen": self._seen.get(client) if at is None else timestamp(at),
+                "seen": timestamp(at) if at else latest.get("seen"),
                 "bytes_up": up,
                 "bytes_down": down,
                 "answer_seconds": None if seconds is None else round(seconds, 3),
-                "certificate_until": self._certificates.get(client),
+                "certificate_until": timestamp(until.timestamp())
+                if until
+                else latest.get("certificate_until"),
             }
-            devices.append({key: value for key, value in status.items() if value is not None})
-        return devices
+            self._latest[name] = {key: value for key, value in status.items() if value is not None}
+        return [self._latest[name] for name in self._roster.index]

@@ -151,19 +151,20 @@ class Questions:
             some = next(iter(faults.values()))
             raise AbnormalValues(f"most devices answer with impossible values: {some}")
         for client, fault in faults.items():
+            session = self._of_round[client]
             self._held_back.note(client, fault)
-            self._sessions.strike(self.name(client), fault)
+            self._sessions.breach(session.peer, session.identity, fault)
 
     def _checked(self, question: Question, data: bytearray, kind: Kind) -> Frame | None:
         """Return an answer that has the form that is due, and count its bytes; None if its client is left out."""
         session, due = question.session, question.due
         client = session.client
         self._close(question)
+        for sizes in self._unproven.pop(client, ()):
+            for sent, size in sizes.items():
+                self._traffic.add(sent, "down", client, size)
         try:
             frame = decode(data, {**due.frames, "refusal": messages.REFUSAL})
-            for sizes in self._unproven.pop(client, ()):
-                for sent, size in sizes.items():
-                    self._traffic.add(sent, "down", client, size)
             if frame.kind == "refusal":
                 reason = refused_by_policy(frame.fields["reason"]).reason
                 self._leave_out(client, reason)

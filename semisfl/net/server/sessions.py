@@ -201,22 +201,14 @@ class Sessions:
         session.close(refusal.code, refusal.reason)
 
     def breach(self, peer: str, identity: str, reason: str) -> None:
-        """Count a breach of the protocol, which ends the device's stream."""
+        """Count a breach of the protocol; after STRIKES of them the device is out before the next round."""
         self.strikes[identity] += 1
         self.device_log.refused(peer, identity, f"protocol: {reason}")
 
     def offend(self, session: Session, reason: str) -> None:
-        """Disconnect a device for an invalid frame; after STRIKES of them it stays out."""
+        """Count an invalid frame as a breach of the protocol, and disconnect the device."""
         self.breach(session.peer, session.identity, reason)
         session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
-
-    def strike(self, identity: str, reason: str) -> None:
-        """Count impossible values as a breach of the protocol; disconnect the device at the last one."""
-        session = self._latest.get(identity)
-        if session is not None and self.strikes[identity] + 1 >= STRIKES:
-            self.offend(session, reason)
-        else:
-            self.breach(session.peer if session else "?", identity, reason)
 
     def dismiss(self, session: Session, reason: str) -> None:
         """Disconnect a device whose own policy ended its part; to come back and do so again is a breach."""
@@ -225,7 +217,7 @@ class Sessions:
         self.disconnect(session, refused_by_policy(reason))
 
     def review(self) -> None:
-        """Before a round: disconnect devices that were removed or revoked, or whose certificate has expired."""
+        """Before a round: disconnect devices in quarantine, removed or revoked ones, and expired certificates."""
         if self._trust is not None:
             self._trust.remind()
         self.free_places()

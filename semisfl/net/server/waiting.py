@@ -99,7 +99,7 @@ class Waiting:
         """Wait before a round is repeated again: clients that are here may be left out of it at once again."""
         if self._aborted < 2:
             return
-        seconds = repeat_delay(self._aborted)
+        seconds = min(LONGEST_REPEAT, FIRST_REPEAT * 2.0 ** min(self._aborted - 2, 10))
         ends = time.monotonic() + seconds
         self._set_state(
             f"{self._aborted} rounds in a row had too few answers; the next begins in {seconds:g} s"
@@ -157,8 +157,3 @@ def some_of(names: Sequence[str]) -> list[str]:
     """Return at most MOST_NAMES names, and then how many more there are."""
     more = len(names) - MOST_NAMES
     return [*names[:MOST_NAMES], *([f"{more} more"] if more > 0 else [])]
-
-
-def repeat_delay(aborted: int) -> float:
-    """Return the seconds of pause after so many rounds below the quorum in a row, at least two."""
-    return min(LONGEST_REPEAT, FIRST_REPEAT * 2.0 ** min(aborted - 2, 10))
