@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
