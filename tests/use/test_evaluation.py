@@ -12,7 +12,7 @@ import torch
 from semisfl import load
 from semisfl.cli.main import main
 from semisfl.cli.use_model import print_predictions
-from semisfl.use.classifier import Classifier, Predictions
+from semisfl.use.classifier import Predictions
 from semisfl.use.evaluation import evaluate_on, judge, picture
 from tests.pictures import cut_off
 from tests.use.trained import Trained
@@ -96,15 +96,6 @@ def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
     assert evaluation.images == 1 and [Path(s.image).name for s in evaluation.skipped] == [
         "bad.png"
     ]
-
-
-def test_evaluate_knows_a_class_by_how_it_looks(
-    trained: Trained, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load(trained("supervised")[0])
-    monkeypatch.setattr(Classifier, "classes", ("\u00e9t\u00e9", *model.classes[1:]))
-    (tmp_path / "e\u0301te\u0301").symlink_to(images / "colour0")
-    assert evaluate_on(model, tmp_path).confusion.sum() > 0
 
 
 def test_evaluate_takes_a_csv_file_as_it_takes_folders(

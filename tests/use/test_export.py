@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from semisfl import load
 from semisfl.cli.main import main
 from semisfl.data.dataset import Dataset
-from semisfl.runs import checkpoint
 from semisfl.runs.portable import describe
 from semisfl.runs.start import train
 from semisfl.use import export as exports
@@ -195,14 +194,6 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
     assert "optimizer.momentum" not in card, "it is the preset's"
     assert result.rounds[-1]["bytes"]["features_up"] >= best.sent["features_up"] > 0
     assert "data.labeled" in card
-    served = load(run)
-    settings = {**best.settings, "fleet": {**best.settings["fleet"], "kind": "network"}}
-    served.description = replace(best, settings=settings)
-    text = export(served, PIXELS, tmp_path, to="safetensors").card.read_text()
-    places = best.settings["clients"]["total"]
-    assert f"unlabelled images on {places} clients" in card
-    assert f"unlabelled images on up to {places} clients" in text, "places may be free"
-    assert "data.labeled" not in text, "a server with devices uses all labelled images"
     alone = export(load(trained("supervised")[0]), PIXELS, tmp_path, to="safetensors").card
     assert "Nothing was sent" in alone.read_text()
 
@@ -246,23 +237,6 @@ def test_the_command_prints_the_difference(
     assert Path(answer["file"]) == Path(run, "export", "bottom.safetensors")
     assert answer["agreement"] == 1 and Path(answer["card"]).is_file()
     assert load(answer["file"]).description.cut == 1
-
-
-def test_an_untrained_model_is_used_with_a_warning(
-    trained: Trained, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = trained("supervised")[0]
-    state = checkpoint.read(run / "latest.safetensors")
-    checkpoint.write(tmp_path / "latest.safetensors", {**state, "round": 0})
-    for words in (
-        ["predict", "RUN", str(images)],
-        ["evaluate", "RUN", "--data", str(images), "--out", str(tmp_path / "c.png")],
-        ["export", "RUN", "--to", "safetensors", "--check", str(images)],
-    ):
-        for place, expected in ((tmp_path, True), (run, False)):
-            capsys.readouterr()
-            assert main([str(place) if word == "RUN" else word for word in words]) == 0
-            assert ("is untrained: no round is done" in capsys.readouterr().err) is expected
 
 
 def test_mistakes_are_one_line(

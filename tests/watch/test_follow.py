@@ -14,7 +14,6 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
 from semisfl.settings.presets import values_of
-from semisfl.watch.clients import DeviceEvents
 from semisfl.watch.follow import Followed, Lines
 from semisfl.watch.views import Runs
 from tests import toy
@@ -257,28 +256,6 @@ def test_a_device_that_comes_back_is_not_refused_any_more(tmp_path: Path) -> Non
     assert states({**refused, "name": "camera"})[0] == ("camera", "here"), "it is still connected"
     directory.unlock()
     assert states()[0] == ("camera", "refused")
-
-
-def test_a_device_cannot_make_the_page_say_that_it_is_revoked() -> None:
-    """A device writes the reason of a refusal by its own policy."""
-    events, text = DeviceEvents(), "the certificate of camera is revoked"
-    event = {"event": "refused", "name": "camera", "reason": f"the client's policy: {text}"}
-    events.add(json.dumps({**event, "by": "device", "reason": text}).encode())
-    assert events.turned_away["camera"]["state"] == "refused"
-    events.add(json.dumps({**event, "reason": f"3 more refused; the last: {text}"}).encode())
-    assert events.turned_away["camera"]["state"] == "revoked"
-
-
-def test_a_device_does_not_inherit_how_often_its_place_was_left_out() -> None:
-    events = DeviceEvents()
-    for event in (
-        {"event": "left_out", "name": "old", "client": 0, "reason": "slow"},
-        {"event": "left_out", "name": "other", "client": 1, "reason": "slow"},
-        {"event": "removed", "name": "old", "client": 0, "reason": "removed by the operator"},
-        {"event": "here", "name": "new", "client": 0, "images": 12},
-    ):
-        events.add(json.dumps(event).encode())
-    assert events.left_out == {1: (1, "slow")}
 
 
 def test_settings_name_the_preset_and_what_was_changed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ and of a thousand clients."""
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,24 +94,6 @@ def test_a_finished_run(chromium: Browser, done: Path) -> None:
         assert "rounds 1 to 3" in page.text_of("log")
         type_into(page, "log", "Finished")
         assert "rounds 1 to 3" not in page.text() and "finished: 3 rounds" in page.text()
-
-
-def test_a_run_at_the_level_of_guessing_is_named_beside_it(
-    chromium: Browser, done: Path, tmp_path: Path
-) -> None:
-    """Both texts stand at the right edge."""
-    run = tmp_path / "run"
-    shutil.copytree(done, run)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line, accuracy in zip(lines, (90.0, 50.0, 28.0), strict=True):
-        line["accuracy"] = accuracy
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with opened(chromium, run) as page:
-        drawn(page, 1)
-        texts = "[...document.querySelectorAll('#panel-overview .annotation-text')]"
-        page.until(f"{texts}.length === 2")
-        one, other = page.evaluate(f"{texts}.map((one) => one.getBoundingClientRect().y)")
-        assert abs(one - other) > 12
 
 
 def test_clients_in_folders_are_columns_with_their_names(
