@@ -13,6 +13,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests import processes
+
 # No test may fail because the machine is busy.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
@@ -34,12 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Decoded images go to a cache of this session, the user's data is not looked for, and the
-    processes that tests start find this package from any folder."""
+    processes that tests start find this package from any folder, and end with it."""
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
     patch.setenv("SEMISFL_CACHE", str(tmp_path_factory.mktemp("cache")))
     patch.delenv("SEMISFL_DATA", raising=False)
-    yield
+    with processes.guarded():
+        yield
     patch.undo()
 
 

@@ -3,8 +3,11 @@
 Each is a process of its own: its pid, signals, limits and exit status are real. It is forked from a
 process that has imported torch and does nothing else, so it begins where ``python`` would have been
 after several seconds. Tests of loading, and a few others, start ``python`` itself.
+
+Whatever tests start ends with them, also when pytest is killed: see `guarded`.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -14,10 +17,15 @@ import json
 import os
 import resource
 import runpy
+import secrets
+import signal
 import socket
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from subprocess import Popen  # by its name, as tests put `Forked` in its place
 from typing import Any
 
@@ -25,6 +33,8 @@ BEFOREHAND = ("torch", "numpy", "PIL.Image", "rich.console", "typer", "semisfl.r
 """gRPC is not among them, as it does not survive a fork, nor `semisfl.cli`, which reads the terminal."""
 MOST_BYTES = 1 << 20
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+MARK = "SEMISFL_TESTS"
+"""A variable in the environment of every process that tests start."""
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
@@ -96,6 +106,34 @@ def _parent() -> socket.socket:
     return ours
 
 
+# --- the guard ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Kill every process that is started inside the block when this process ends, however it does.
+
+    A process of its own waits for that. It knows the others by a mark in their environment, which their own
+    children inherit, whatever sessions and parents they have.
+    """
+    mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
+    os.environ[MARK] = mark.partition("=")[2]
+    command = [sys.executable, "-m", "tests.processes", "guard", mark]
+    folder = Path(__file__).parent.parent
+    with Popen(command, stdin=subprocess.PIPE, cwd=folder, start_new_session=True):
+        yield
+    del os.environ[MARK]
+
+
+def _guard(mark: bytes) -> None:
+    """Wait until the other end of the standard input is closed, and kill what has the ``mark``."""
+    sys.stdin.read()
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # another user's process, or one that has ended
+            if mark in place.read_bytes() and int(place.parent.name) != os.getpid():
+                os.kill(int(place.parent.name), signal.SIGKILL)
+
+
 # --- in the process that forks -------------------------------------------------------------------
 
 
@@ -150,6 +188,9 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def _main() -> None:
+    if sys.argv[1] == "guard":
+        _guard(sys.argv[2].encode())
+        return
     requests = socket.socket(fileno=int(sys.argv[1]))
     for name in BEFOREHAND:
         importlib.import_module(name)
