@@ -8,20 +8,22 @@ OLDEST_PYTHON ?= python3.11
 OLDEST := .venv-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
-# The core: what a round computes, without the command line, the network and processes.
-QUICK := tests/algorithm tests/settings tests/test_imports.py tests/test_metrics.py \
-	$(addprefix tests/data/test_,batches.py augment.py) tests/models/test_passes.py \
+# The core in half a minute: what a round computes, step by step, without processes and the network. Runs
+# of several rounds (learning, resume, every fleet against the plain twin) are left to `make test`.
+QUICK := tests/algorithm tests/settings tests/test_imports.py \
+	$(addprefix tests/data/test_,batches.py augment.py) \
+	$(addprefix tests/models/test_,passes.py modules.py own.py) \
 	$(addprefix tests/engine/test_,plain_forms.py sgd.py sums.py weights.py) \
-	$(addprefix tests/fleet/test_,aggregate.py codec.py local.py outgoing.py) \
+	$(addprefix tests/fleet/test_,codec.py local.py outgoing.py) \
 	$(addprefix tests/methods/test_,semisfl.py semifl.py fedmatch.py fedswitch.py fedswitch_sl.py \
-	fl2.py influence.py methods.py)
-LONG := learns_a_toy_set or twin or resume or formula or aborted or counted
+	fl2.py full_model.py influence.py mixup.py)
+LONG := learns or (twin and not two_level) or resume or formula or aborted or counted or codecs_lose
 
 .PHONY: help demo quick test test-slow test-kernels test-oldest mutants chaos check bench results image-test clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
-	@echo "make quick      tests of the core: algorithm, methods, settings, data, simulated fleet"
+	@echo "make quick      tests of the core in half a minute: algorithm, methods, settings, batches, fleet"
 	@echo "make test       the tests (make test-slow: those that take minutes; make test-kernels:"
 	@echo "                the GPU's kernels in Triton's interpreter; make test-oldest: with the"
 	@echo "                oldest versions of everything that pyproject.toml promises)"
