@@ -1,9 +1,6 @@
 """``semisfl certs`` where the authority is and where it is not: what is done, and what is said."""
 
 import json
-import os
-import pwd
-import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -85,15 +82,6 @@ def test_a_lost_revocation_list_is_not_created_again(
     assert not (server / "revoked.txt").exists()
 
 
-def test_another_authority_s_certificate_is_not_revoked_here(
-    deployed: tuple[Path, Path], tmp_path: Path
-) -> None:
-    certs.make_authority(tmp_path / "other")
-    certs.make_client(tmp_path / "other", "cam-1")
-    with pytest.raises(CertError, match="was not signed by"):
-        certs.revoke_certificate(deployed[1], tmp_path / "other/clients/cam-1/client.crt")
-
-
 def test_revoking_one_of_several_by_its_first_digits(deployed: tuple[Path, Path]) -> None:
     home, _ = deployed
     old = certs.listing(home)[2]
@@ -101,9 +89,6 @@ def test_revoking_one_of_several_by_its_first_digits(deployed: tuple[Path, Path]
     assert certs.revoke_serial(home, f"0x{old.serial:X}"[:14]) == (old.serial, True)
     assert certs.revoke_serial(home, f"{old.serial:x}") == (old.serial, False)
     assert new.serial not in revoked_serials(home)
-    for digits in ("1234567", f"{new.serial:x}"[:7], "f" * 40):
-        with pytest.raises(CertError, match="0 issued certificates"):
-            certs.revoke_serial(home, digits)
     with pytest.raises(CertError, match="is the server's: only clients"):
         certs.revoke_serial(home, f"{certs.listing(home)[1].serial:x}")
 
@@ -160,56 +145,18 @@ def test_a_certificate_shortened_to_its_authoritys_end_is_announced(
 
 def test_certs_list_shows_the_days_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     certs.make_authority(tmp_path, valid_from=NOW - timedelta(days=30))
-    certs.make_client(
-        tmp_path, "old", valid_from=NOW - timedelta(days=9), valid_until=NOW - timedelta(days=1)
-    )
-    certs.make_client(tmp_path, "gone", valid_until=NOW + timedelta(days=50, hours=1))
-    certs.make_client(tmp_path, "new", valid_until=NOW + timedelta(days=40, hours=1))
+    ends = {"old": NOW - timedelta(days=1), "gone": NOW + timedelta(days=50, hours=1)}
+    ends["new"] = NOW + timedelta(days=40, hours=1)
+    for name, end in ends.items():
+        certs.make_client(tmp_path, name, valid_from=NOW - timedelta(days=9), valid_until=end)
     certs.revoke(tmp_path, "gone")
     certs.make_client(tmp_path, "early", valid_from=NOW + timedelta(days=1))
-    ledger = tmp_path / "issued.txt"
-    lines = ledger.read_text(encoding="utf-8").splitlines()
-    lines[3] = lines[3].rpartition(" ")[0]  # as 0.1 wrote it, without its beginning
-    ledger.write_text("\n".join(lines) + "\n", encoding="utf-8")
     status, output = semisfl(capsys, "certs", "list", "--dir", tmp_path, "--json")
     rows = json.loads(output)
     states = ["valid", "expired", "revoked", "valid", "not yet valid"]
     assert [row["state"] for row in rows] == states
-    begins = [row["valid_from"] for row in rows[3:]]
-    assert begins == [None, f"{NOW + timedelta(days=1):%Y-%m-%dT%H:%M:%S}+00:00"]
     assert [row["days_left"] for row in rows[2:4]] == [50, 40] and rows[1]["days_left"] < 0
     assert [int(row["serial_hex"], 16) for row in rows] == [row["serial"] for row in rows]
     status, table = semisfl(capsys, "certs", "list", "--dir", tmp_path)
-    until = f"{NOW + timedelta(days=40, hours=1):%Y-%m-%d}"
-    assert status == 0 and f"new valid {rows[3]['serial_hex'][:16]} {until} 40" in table
-
-
-@pytest.mark.parametrize("closed", ["file", "folder"])
-def test_an_unreadable_file_is_reported_with_its_owner_and_our_user(closed: str) -> None:
-    """As nobody, since root may read everything; without root, in a folder closed to oneself."""
-    root = os.geteuid() == 0
-    user = pwd.getpwuid(65534 if root else os.geteuid()).pw_name
-    owner = pwd.getpwuid(os.geteuid()).pw_name
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name) / "certs"
-        certs.make_authority(place)
-        certs.make_client(place, "cam-1")
-        folder = place / "clients" / "cam-1"
-        for path in (Path(name), place, place / "clients", folder):
-            path.chmod(0o755)
-        for path in folder.iterdir():
-            path.chmod(0o644)
-        culprit = folder / "client.key" if closed == "file" else folder
-        culprit.chmod(0o200)
-        if root:
-            os.seteuid(65534)
-        try:
-            with pytest.raises(CertError) as caught:
-                certs.load_client_credentials(folder)
-        finally:
-            if root:
-                os.seteuid(0)
-            culprit.chmod(0o700)
-    reason = str(caught.value)
-    assert f"{culprit} belongs to {owner} with mode 0200 and this runs as {user}" in reason
-    assert (f"`chown {user} {culprit}`" if root else f"`chmod u+rwX {culprit}`") in reason
+    assert status == 0
+    assert f"new valid {rows[3]['serial_hex'][:16]} {ends['new']:%Y-%m-%d} 40" in table

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.settings import config, presets, toml
 from tests import processes
+from tests.net.harness import until
 from tests.toy import but_for_time
 
 ROOT = Path(__file__).parents[2]
@@ -80,26 +80,16 @@ def test_run_keeps_everything_in_its_directory(
     assert main(train_arguments(images, "--out", "first", "--json", "--quiet")) == 0
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
-    assert answer["directory"] == "first"
-    assert answer["rounds"] == 2
-    assert not answer["stopped"]
+    assert (answer["directory"], answer["rounds"], answer["stopped"]) == ("first", 2, False)
     assert not printed.err
     names = {path.name for path in Path("first").iterdir()}
-    assert names >= {
-        "config.toml",
-        "environment.json",
-        "metrics.jsonl",
-        "run.log",
-        "latest.safetensors",
-        "best.safetensors",
-        "partition.png",
-    }
+    assert names >= {"config.toml", "environment.json", "metrics.jsonl", "run.log", "partition.png"}
+    assert names >= {"latest.safetensors", "best.safetensors"}
     rows = [json.loads(line) for line in Path("first/metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1]
     assert answer["accuracy"] == rows[-1]["accuracy"]
     assert answer["bytes"] == rows[-1]["bytes_total"] > 0
     assert json.loads(Path("first/environment.json").read_text())["semisfl"] == __version__
-    assert "rounds 1 to 2" in Path("first/run.log").read_text()
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -108,16 +98,13 @@ def test_runs_get_new_directories_and_are_never_overwritten(
 ) -> None:
     words = train_arguments(images, "method=supervised")
     assert main(words) == main(words) == 0
-    made = sorted(path.name for path in Path("runs").iterdir())
-    assert len(made) == 2
-    assert all(name.startswith("digits-supervised-seed0-") for name in made)
-    out = capsys.readouterr().out
-    assert "accuracy" in out
-    assert f"semisfl report runs/{made[0]}" in out
-    before = {path: path.read_bytes() for path in Path("runs", made[0]).iterdir()}
-    assert main([*words, "--out", f"runs/{made[0]}"]) == 3
+    first, _ = sorted(Path("runs").iterdir())
+    assert first.name.startswith("digits-supervised-seed0-")
+    assert f"semisfl report {first}" in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in first.iterdir()}
+    assert main([*words, "--out", str(first)]) == 3
     assert "already holds a run" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in Path("runs", made[0]).iterdir()}
+    assert before == {path: path.read_bytes() for path in first.iterdir()}
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(
@@ -134,15 +121,10 @@ def test_a_setting_that_only_another_method_reads_is_named(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A misplaced setting would else change nothing in silence."""
-    words = train_arguments(images, "method=supervised", "fedswitch.align=client")
-    assert main([*words, "semisfl.align=client"]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == [
-        f"warning: method supervised does not read {section}.align"
-        for section in ("fedswitch", "semisfl")
-    ]
-    assert main(train_arguments(images, "semisfl.align=client", "--quiet")) == 0
-    assert not capsys.readouterr().err
+    words = train_arguments(images, "method=supervised", "semisfl.align=client", "--quiet")
+    assert main(words) == 0
+    line = "warning: method supervised does not read semisfl.align\n"
+    assert capsys.readouterr().err == line
 
 
 def test_what_is_said_before_the_first_round_is_in_the_log_of_its_run_alone(
@@ -152,35 +134,14 @@ def test_what_is_said_before_the_first_round_is_in_the_log_of_its_run_alone(
     bad.write_bytes(b"no image")
     words = train_arguments(images, "method=supervised", "clients.batch=64")
     assert main([*words, "--out", "r", "--quiet"]) == 0
-    warnings = [
-        "were left out: train/dark/16-3.png",
-        "clients.batch = 64 is more than any client holds",
-    ]
+    batch = "clients.batch = 64 is more than any client holds"
     errors, log = capsys.readouterr().err, Path("r/run.log").read_text()
-    counts = [[text.count(one) for one in warnings] for text in (errors, log)]
-    assert counts == [[1, 1], [1, 1]]
-    assert log.index(warnings[1]) < log.index("rounds 1 to 2"), "in the order in which it was said"
+    for line in ("were left out: train/dark/16-3.png", batch):
+        assert errors.count(line) == log.count(line) == 1
+    assert log.index(batch) < log.index("rounds 1 to 2"), "in the order in which it was said"
     bad.unlink()
-    write_images(bad.parent, 4, np.random.default_rng(0))
     assert main([*words, "--out", "other", "--quiet", "--set", "clients.batch=4"]) == 0
     assert "WARNING" not in Path("other/run.log").read_text()
-    compare = ["compare", "digits", "--methods", "supervised", "--seeds", "2", "--jobs", "2"]
-    assert main([*compare, "--out", "table", *words[2:]]) == 0
-    assert warnings[1] in Path("table/supervised-seed0/run.log").read_text()
-
-
-def test_a_program_without_a_log_of_its_own_still_gets_early_warnings() -> None:
-    lines = [
-        "import logging",
-        "from semisfl.runs import run_log",
-        "with run_log.collected():",
-        "    logging.getLogger('semisfl.data').warning('one')",
-        "    logging.getLogger('semisfl.data').info('two')",
-        "logging.getLogger('semisfl.data').warning('three')",
-    ]
-    script = [sys.executable, "-c", "\n".join(lines)]
-    ended = subprocess.run(script, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ended.stderr == "one\nthree\n"
 
 
 def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
@@ -189,11 +150,9 @@ def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
     words = train_arguments(images, "stop.patience=9", "stop.hours=1e-9", "method=supervised")
     assert main([*words, "--out", "r"]) == 0
     output = capsys.readouterr().out
-    assert "after the last round (1 of 2; best " in output
     again = "semisfl run --resume r --set stop.hours=none"
     assert f"ended as stop.hours = 1e-09 is met; go on beyond it with: {again}\n" in output
-    log = Path("r/run.log").read_text()
-    assert re.search(r"INFO ended after round 1: stop.hours = 1e-09 is met \(.* h\)\n", log)
+    assert "ended after round 1: stop.hours = 1e-09 is met (" in Path("r/run.log").read_text()
     assert main(["run", "--resume", "r", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["rounds"], answer["stopped"], answer["stopped_by"]) == (1, False, "hours")
@@ -201,8 +160,7 @@ def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
     assert main([*again.split()[1:], "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["rounds"], answer["stopped_by"]) == (2, None)
-    config = tomllib.loads(Path("r/config.toml").read_text())
-    assert config["stop"] == {"patience": 9}
+    assert tomllib.loads(Path("r/config.toml").read_text())["stop"] == {"patience": 9}
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -232,41 +190,19 @@ def test_compare_gives_means_and_a_picture_and_reuses_runs(
     answer = json.loads(capsys.readouterr().out)
     assert [result["method"] for result in answer["results"]] == ["supervised", "semisfl"]
     for result in answer["results"]:
-        finals = []
-        for run in result["runs"]:
-            finals.append(
-                json.loads(Path(run, "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
-            )
-        assert len(finals) == 2
+        last = [Path(run, "metrics.jsonl").read_text().splitlines()[-1] for run in result["runs"]]
+        finals = [json.loads(line)["accuracy"] for line in last]
         assert result["accuracy"]["mean"] == pytest.approx(np.mean(finals))
         assert result["accuracy"]["stderr"] == pytest.approx(np.std(finals, ddof=1) / np.sqrt(2))
         assert result["to_target"]["reached"] == 2
     assert Path(answer["picture"]).read_bytes().startswith(PNG)
-    before = {path: path.stat().st_mtime_ns for path in Path("table").rglob("*.safetensors")}
     assert main(words) == 0
     printed = capsys.readouterr()
-    assert "4 of 4 runs are finished" in printed.err
-    assert "Supervised-only" in printed.out
-    assert before == {
-        path: path.stat().st_mtime_ns for path in Path("table").rglob("*.safetensors")
-    }
-
+    assert "4 of 4 runs are finished" in printed.err and "Supervised-only" in printed.out
     assert main(["report", "table", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     means = {result["method"]: result["accuracy"] for result in answer["results"]}
     assert {result["method"]: result["accuracy"] for result in report["results"]} == means
-    assert Path("table/report.png").read_bytes().startswith(PNG)
-
-
-def test_list_needs_no_docstrings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``python -OO`` removes docstrings."""
-    for make in (*presets.PRESETS.values(), *presets.VARIANTS.values()):
-        monkeypatch.setattr(make, "__doc__", None)
-    assert main(["list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in listed["presets"]] == list(presets.PRESETS)
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,20 +237,19 @@ def test_run_accepts_the_output_of_show_as_a_file(
     )
 
 
-def test_partition_is_drawn_and_counted(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_partition_is_drawn_and_counted(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["show", "digits", "--partition", "who.png", *TINY, f"data.name={images}"]
+    words += ["data.validation=0.1"]
     assert main([*words, "--json"]) == 0
     held = json.loads(capsys.readouterr().out)
     assert held["server"] == {"images": 8, "classes": {"dark": 4, "light": 4}}
-    assert sum(client["images"] for client in held["clients"]) == 60 - 8
+    assert sum(client["images"] for client in held["clients"]) == 60 - 8 - 6
+    assert held["validation"] == 6 and held["unused"] == 0
     assert Path("who.png").read_bytes().startswith(PNG)
     assert main(words) == 0
-    assert "8 labelled images on the server; 3 clients" in capsys.readouterr().out
-    assert main([*words, "data.validation=0.1", "--json"]) == 0
-    held = json.loads(capsys.readouterr().out)
-    assert held["validation"] == 6 and held["unused"] == 0
-    assert main([*words, "data.validation=0.1"]) == 0
-    assert "46 in all; 6 are for validation\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "8 labelled images on the server; 3 clients" in printed
+    assert "46 in all; 6 are for validation\n" in printed
 
 
 BARE = """
@@ -340,14 +275,7 @@ def test_a_bare_machine_trains_and_compares(images: Path) -> None:
     assert not Path("table/semisfl-seed0/partition.png").exists()
 
 
-def test_a_bare_machine_says_what_its_commands_need(images: Path) -> None:
-    counted = on_a_bare_machine(
-        "show", "--partition", "who.png", *TINY, f"data.name={images}", "--json"
-    )
-    assert counted.returncode == 0, counted.stderr
-    assert "matplotlib is not installed; pip install 'semisfl[plots]'" in counted.stderr
-    assert json.loads(counted.stdout)["picture"] is None
-    assert not Path("who.png").exists()
+def test_a_bare_machine_says_what_its_commands_need() -> None:
     refused = on_a_bare_machine("certs", "init")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "pip install 'semisfl[network]'" in refused.stderr
@@ -368,7 +296,6 @@ def test_a_bare_machine_says_what_its_commands_need(images: Path) -> None:
         (["--set", "model.cut=conv9"], "model.cut = 'conv9' is no layer.*conv1"),
         (["--set", "data.name=nowhere"], "'nowhere' is neither a known set .*digits.* nor a path"),
         (["mnist"], "preset 'mnist' is not known; known: digits"),
-        (["missing.toml"], "cannot read missing.toml"),
         (["--device", "tpu"], "'tpu' is not known; use auto, cpu, cuda or cuda:N"),
         (["--rounds", "3"], "[Nn]o such option.*--rounds"),
         (["--resume", "nowhere"], "nowhere holds no run"),
@@ -390,14 +317,10 @@ def test_each_mistake_is_one_line(
         (["frobnicate"], "No such command 'frobnicate'; try `semisfl --help`$"),
         (["--frob"], "[Nn]o such option.*--frob.*; try `semisfl --help`$"),
         (["show", "--frob"], "[Nn]o such option.*--frob.*; try `semisfl show --help`$"),
-        (["show", "digits", "more"], r"unexpected extra argument.*\(more\); try `semisfl show"),
         (["report"], "Missing argument.*; try `semisfl report --help`$"),
         (["report", "nowhere"], "nowhere holds no run"),
-        (["report", "--target", "high", "x"], "Invalid value for '--target': .*; try `semisfl rep"),
-        (["certs"], "Missing command; try `semisfl certs --help`$"),
         (["certs", "client"], "Missing option '--name'; try `semisfl certs client --help`$"),
         (["join"], "Missing argument 'HOST:PORT'; try `semisfl join --help`$"),
-        (["compare", "--seeds", "0"], "Invalid value for '--seeds': .*; try `semisfl compare"),
         (
             ["export", "r", "--to", "onnxx"],
             "Invalid value for '--to': 'onnxx' is not one of 'onnx',",
@@ -412,10 +335,6 @@ def test_a_command_line_that_cannot_be_read(
     refused(capsys, words, pattern)
 
 
-def test_an_image_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    refused(capsys, ["predict", "run", "nope.png"], "nope.png does not exist; name image files")
-
-
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"]], ids=str)
 def test_help_can_be_asked_for_in_several_ways(
     words: list[str], capsys: pytest.CaptureFixture[str]
@@ -423,25 +342,6 @@ def test_help_can_be_asked_for_in_several_ways(
     assert main(words) == 0
     printed = capsys.readouterr()
     assert "Usage: semisfl" in printed.out and "join" in printed.out and not printed.err
-
-
-def test_a_file_that_is_not_toml(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("bad.toml").write_text("rounds: 3\n")
-    refused(capsys, ["run", "bad.toml"], "bad.toml is not TOML")
-
-
-def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    refused(capsys, ["run", "--set", "data.name=empty"], "empty holds no images")
-
-
-def test_images_of_different_sizes_are_resized_with_a_message(
-    images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_images(images / "train" / "dark", 5, np.random.default_rng(1), side=20)
-    assert main(train_arguments(images, "--quiet")) == 0
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert re.match(r"warning: .*16.*16", warning)
 
 
 def test_an_output_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -462,19 +362,14 @@ def test_a_truncated_checkpoint_is_refused_and_another_can_be_named(
     every = ["--set", "runtime.checkpoint_every=1"]
     assert main(train_arguments(images, "--out", "r", *every)) == 0
     latest = Path("r/latest.safetensors")
-    Path("r/previous.safetensors").rename("r/first.safetensors")
     latest.write_bytes(latest.read_bytes()[:-100])
     metrics = Path("r/metrics.jsonl").read_text()
-    refused(
-        capsys, ["run", "--resume", "r"], r"latest.safetensors is damaged .*previous.safetensors"
-    )
+    error = r"latest.safetensors is damaged .*previous.safetensors"
+    refused(capsys, ["run", "--resume", "r/latest.safetensors"], error)
     assert Path("r/metrics.jsonl").read_text() == metrics, "nothing is lost"
-    refused(
-        capsys,
-        ["run", "--resume", "r/best.safetensors"],
-        "r/best.safetensors holds a model, not the state of its training; continue from r, or start",
-    )
-    assert main(["run", "--resume", "r/first.safetensors", "--json"]) == 0
+    error = "r/best.safetensors holds a model, not the state of its training"
+    refused(capsys, ["run", "--resume", "r/best.safetensors"], error)
+    assert main(["run", "--resume", "r/previous.safetensors", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
     checkpoint.read(latest)
 
@@ -579,13 +474,9 @@ def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(
         stderr=subprocess.PIPE,
         text=True,
     )
+    metrics = Path("parts/metrics.jsonl")
     try:
-        metrics = Path("parts/metrics.jsonl")
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
-            assert time.monotonic() < deadline, "no round was done"
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.01)
+        until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     finally:
@@ -596,10 +487,8 @@ def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(
     done = len(rows_but_for_time(metrics))
     assert 2 <= done < 8
     assert checkpoint.read(Path("parts/latest.safetensors"))["round"] == done
-
     capsys.readouterr()
     assert main(["run", "--resume", "parts", "--json"]) == 0
-    assert not json.loads(capsys.readouterr().out)["stopped"]
     for name in ("latest", "best"):
         states = [checkpoint.read(Path(run, f"{name}.safetensors")) for run in ("whole", "parts")]
         assert checkpoint.digest(states[0]) == checkpoint.digest(states[1]), name
@@ -618,13 +507,9 @@ def test_a_picture_is_a_png_unless_its_name_says_otherwise(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("words", [["run/config.toml", "--out", "new"], ["--resume", "run"]])
 def test_the_run_of_a_server_is_named_before_its_images_are_looked_for(
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The images are where --labeled says; data.name is then only the preset's."""
-    monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     served = config.parse({"data": {"name": "images"}, "fleet": {"kind": "network"}})
     Path("run", "config.toml").write_text(toml.to_toml(served))

@@ -13,16 +13,14 @@ import pytest
 import torch
 
 from semisfl.__main__ import run
-from semisfl.cli import console, output, progress, results, signals, use_model
+from semisfl.cli import console, output, progress, signals, use_model
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
 from semisfl.net.client.owner import NotAccepted, how_to_accept
-from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory, Taken
-from semisfl.runs.report import Difference
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
-from semisfl.use.classifier import Predictions, find
+from semisfl.use.classifier import Predictions
 from semisfl.use.evaluation import judge
 from semisfl.use.pictures import Skipped
 from tests.disk import largest_file
@@ -33,28 +31,20 @@ class Full(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_names_of_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_files_and_classes_do_not_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     names = ["a\x1b[2Jb.png", "c\nd.png", "e\udcffé.png"]
-    predictions = Predictions(
-        names[:1], torch.ones(1, 1), ("cat",), [Skipped(n, "no") for n in names]
-    )
-    use_model.print_predictions(predictions, 1, as_json=False, as_csv=False)
+    classes = ("cat [bold]", "dog [/x]", "e\x1b[31m")
+    shares = torch.tensor([[0.5, 0.3, 0.2]])
+    skipped = [Skipped(name, "no") for name in names]
+    predictions = Predictions(names[:1], shares, classes, skipped)
+    use_model.print_predictions(predictions, 3, as_json=False, as_csv=False)
     out, err = capsys.readouterr()
-    assert out == "a?[2Jb.png: cat 100.0 %\n"
+    assert out == "a?[2Jb.png: cat [bold] 50.0 %, dog [/x] 30.0 %, e?[31m 20.0 %\n"
     assert err.splitlines() == [
         f"warning: skipped {name}: no" for name in ("a?[2Jb.png", "c?d.png", "e?é.png")
     ]
-    console.say("left out: a\x1b[2Jb.png\nand so on", "warning")
-    assert capsys.readouterr().err == "warning: left out: a?[2Jb.png\nand so on\n"
-
-
-def test_names_of_classes_are_shown_whole_and_do_not_steer_the_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    classes = ("cat [bold]", "dog [/x]", "e\x1b[31m")
-    predictions = Predictions(["a.png"], torch.tensor([[0.5, 0.3, 0.2]]), classes, [])
-    use_model.print_predictions(predictions, 3, as_json=False, as_csv=False)
-    assert capsys.readouterr().out == "a.png: cat [bold] 50.0 %, dog [/x] 30.0 %, e?[31m 20.0 %\n"
     use_model._print(judge(classes, torch.eye(3), torch.arange(3)))
     out = capsys.readouterr().out
     for name in ("cat [bold]", "dog [/x]", "e?[31m"):
@@ -67,8 +57,6 @@ def test_a_path_in_a_suggested_command_can_be_pasted(tmp_path: Path) -> None:
     (run / "config.toml").touch()
     with pytest.raises(Taken, match=rf"continue it with --resume '{run}'"):
         RunDirectory.check_free(run)
-    with pytest.raises(CheckpointError, match=rf"semisfl run --resume '{run}'"):
-        find(run)
     refused = how_to_accept(NotAccepted("sha256:0"), "join", "a:1", Path("my certs"), None)
     assert "`semisfl inspect a:1 --certs 'my certs'`" in refused
 
@@ -126,23 +114,6 @@ def test_a_run_continues_if_nobody_reads_its_output(monkeypatch: pytest.MonkeyPa
         speak()
         speak()
         assert os.path.samestat(os.fstat(write), os.stat(os.devnull))
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_both_names_of_a_paired_difference_are_shown(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console.out, "_width", width)
-    names = "semisfl-server.labeled_view=mixed", "fedswitch_sl-server.labeled_view=both"
-    results._print_differences([Difference(*names, 3, 1.25, (0.75, 1.75), 3, "test")])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= width
-    header = next(number for number, line in enumerate(lines) if line.startswith(" first"))
-    second, seeds = lines[header].index("second"), lines[header].index("seeds")
-    rows = lines[header + 2 :]
-    folded = [slice(0, second), slice(second, seeds)]
-    assert tuple("".join(row[part].strip() for row in rows) for part in folded) == names
-    assert "+0.8 to +1.8" in rows[0]
 
 
 @pytest.mark.parametrize("width", [70, 80, 120])

@@ -1,9 +1,7 @@
 """``serve`` and ``join`` as a shell sees them: mistakes, full disks, and a run's end."""
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from PIL import Image
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from tests.net.harness import accept_all, tiny, until
+from tests.net.harness import accept_all, tiny
 from tests.processes import Forked
 
 TINY = ["--set", "rounds=2", "clients.total=1", "clients.active=1", "clients.batch=4"]
@@ -170,19 +168,14 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
 def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server survives any bytes at its port, and a second server of the same run is refused."""
+    """A second server of the same run is refused meanwhile."""
     words = [*serve_words(labeled, "digits"), "--out", "out", *TINY, "stop.gigabytes=1e-9"]
     with served(*words) as (server, port):
-        for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(nonsense)
         assert main(serve_words(labeled, "--resume", "out")) == 3
         assert f"out is in use by process {server.pid} on " in capsys.readouterr().err
         device = joined(port, labeled)
         out, err = server.communicate(timeout=300)
     assert (device.returncode, server.returncode) == (0, 0), (device.stderr, err)
-    ours = re.compile(r"(info|warning): |semisfl: round \d")
-    assert not [line for line in err.splitlines() if line and not ours.match(line)], err
     assert (
         "ended as stop.gigabytes = 1e-09 is met" in out
         and "% after the last round (1 of 2; best " in out
@@ -194,16 +187,9 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
         assert server.stderr is not None
         match = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", server.stderr.readline())
         assert match is not None
-        page = match[1]
-
-        def run_status() -> dict[str, Any]:
-            with urlopen(page + "api/runs", timeout=60) as answer:
-                (run,) = json.load(answer)["runs"]
-            return dict(run)
-
-        until(lambda: run_status()["state"] == "waiting")
-        assert (run_status()["name"], run_status()["done"]) == ("out", 1)
-        assert run_status()["note"].startswith("waiting for devices (0 here, 1 needed")
+        with urlopen(match[1] + "api/runs", timeout=60) as answer:
+            (run,) = json.load(answer)["runs"]
+        assert (run["name"], run["done"]) == ("out", 1)
         match = re.fullmatch(
             r"metrics on (http://127.0.0.1:\d+/metrics)\n", server.stderr.readline()
         )

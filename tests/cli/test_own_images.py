@@ -32,10 +32,6 @@ def test_a_path_without_a_preset_gets_the_preset_for_own_images(
     assert main(["run", "images", "--out", "named", "--quiet", *words]) == 0
     assert capsys.readouterr().err == ""
     assert Path("named/config.toml").read_text() == Path("r/config.toml").read_text()
-    compare = ["compare", "--methods", "supervised", "--seeds", "1"]
-    for quiet in (["--quiet"], []):
-        assert main([*compare, "--out", f"table{quiet}", *quiet, *words]) == 0
-        assert capsys.readouterr().err.startswith(line) is not bool(quiet)
 
 
 @pytest.mark.parametrize("command", ["show", "plan"])

@@ -1,6 +1,5 @@
 """Ctrl-C, SIGTERM and SIGHUP at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
 
-import contextlib
 import importlib
 import itertools
 import os
@@ -15,20 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch import nn
 
 from semisfl.cli import progress, signals
 from semisfl.cli.main import main
 from semisfl.cli.signals import StopSignals
-from semisfl.engine.inference import outputs
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import lookup
 from semisfl.stopping import Stopped
 from tests import processes
+from tests.net.harness import until
 from tests.processes import Forked
 from tests.toy import assemble, values
 
@@ -83,25 +80,12 @@ def members(session: int) -> list[int]:
     return processes
 
 
-def left_behind(session: int) -> list[str]:
-    """Return the command lines of a session's processes that do not end by themselves within seconds."""
-    ends = time.monotonic() + STOP_SECONDS
-    while (left := members(session)) and time.monotonic() < ends:
-        time.sleep(0.05)
-    lines = []
-    for number in left:
-        with contextlib.suppress(OSError):
-            line = Path(f"/proc/{number}/cmdline").read_bytes()
-            lines.append(line.replace(b"\0", b" ").decode(errors="replace"))
-    return lines
-
-
 def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> str:
     process.send_signal(number)
     try:
         printed, _ = process.communicate(timeout=STOP_SECONDS + 20)
         assert process.returncode == 0, printed
-        assert left_behind(process.pid) == []
+        until(lambda: not members(process.pid), STOP_SECONDS)
         return printed
     finally:
         for left in members(process.pid):
@@ -109,11 +93,8 @@ def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 
 def wait_for(process: subprocess.Popen[str], condition: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: condition() or process.poll() is not None, 120)
+    assert process.poll() is None, process.communicate()[0]
 
 
 COMMANDS = {
@@ -202,16 +183,6 @@ def test_a_signal_during_evaluation_is_noticed_between_two_batches() -> None:
     assert len(experiment.test_images) > 2 * 500
 
 
-def test_large_images_are_tested_a_few_at_a_time_on_a_cpu() -> None:
-    """A signal is then noticed after seconds, not minutes."""
-    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
-    sizes = [len(part) for part in outputs(model, torch.zeros(80, 3, 144, 144), lambda x: x)]
-    assert sum(sizes) == 80 and max(sizes) <= 25
-    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
-    sizes = [len(part) for part in outputs(model, torch.zeros(1100, 3, 32, 32), lambda x: x)]
-    assert sizes == [500, 500, 100]
-
-
 def test_a_stopped_run_is_not_reported_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +254,6 @@ def test_a_signal_after_the_last_round_loses_nothing() -> None:
         with signals.running():
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.flag.requested
 
 
 def test_before_the_first_round_a_signal_ends_the_command() -> None:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError, parse
 from tests.cli.test_signals import images as images
+from tests.net.harness import until
 from tests.processes import Forked
 from tests.toy import but_for_time
 
@@ -63,11 +63,13 @@ class OneRound(Callback):
 
 
 def until_rounds(path: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    deadline, file = time.monotonic() + PATIENCE, path / "metrics.jsonl"
-    while not file.exists() or file.read_text().count("\n") < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    def over() -> bool:
+        file = path / "metrics.jsonl"
+        done = file.exists() and file.read_text().count("\n") >= count
+        return done or process.poll() is not None
+
+    until(over, PATIENCE)
+    assert process.poll() is None, process.communicate()
 
 
 def children(process: "subprocess.Popen[str]") -> dict[str, int]:
@@ -77,15 +79,6 @@ def children(process: "subprocess.Popen[str]") -> dict[str, int]:
         environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
         processes |= {pair[5:]: int(pid) for pair in environment if pair.startswith("RANK=")}
     return processes
-
-
-def finished(process: "subprocess.Popen[str]") -> tuple[str, str]:
-    """Return what the process printed; stop it and its ranks if it does not end in time."""
-    try:
-        return process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        raise
 
 
 def ranks(*words: str, restart: int = 0) -> "list[subprocess.Popen[str]]":
@@ -147,7 +140,7 @@ def test_a_lost_rank_ends_all_and_the_restarted_run_goes_on(images: Path) -> Non
     assert complained.startswith("error: another rank is gone; torchrun --max-restarts N")
     assert len(numbers(out)) < rounds, "it was over before the rank was killed"
     for rank in ranks(*words, restart=1):
-        complained = finished(rank)[1]
+        complained = rank.communicate(timeout=PATIENCE)[1]
         assert rank.returncode == 0, complained
     assert re.search(r"rounds [2-9] to 6", (out / "run.log").read_text()), "it began again"
     assert_as_alone(out)
@@ -175,7 +168,7 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> Non
     )
     until_rounds(out, 2, run)
     os.kill(children(run)["1"], signal.SIGKILL)
-    output, complained = finished(run)
+    output, complained = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, complained
     assert "going on from" in (out / "run.log").read_text() or "going on from" in complained
     assert "[default1]" not in output and "[default1]:semisfl" not in complained
