@@ -11,7 +11,7 @@ def assert_survived(place: Path, seed: int, seconds: float) -> None:
     report, faults = chaos(place, seed, seconds)
     assert not faults, (report, faults)
     assert report["faults"].keys() == {*TO_CLIENTS, *TO_SERVER}
-    assert report["servers_started"] > 2 and report["refused"] > 0 and report["left_out"] > 0
+    assert report["servers_started"] > 2 and report["left_out"] > 0
 
 
 def test_a_seed_repeats_what_happens() -> None:

@@ -122,6 +122,17 @@ def test_a_dead_client_comes_back_in_the_next_round() -> None:
         net.experiment.fleet.wait_ready = wait_ready  # type: ignore[method-assign]
         run_rounds(net.experiment)
         assert_same(net.experiment, oracle(config, Leaving(1, 0, 1, back=1)))
+        # Its bytes count on after it is back: two rounds, and one of the two steps of the first.
+        counts = net.fleet.traffic.counts
+        for (kind, way, client), size in counts.items():
+            of_three_rounds = counts[kind, way, 0]
+            missing = {
+                ("features", "up"): 1 / 6,
+                ("gradients", "down"): 2 / 6,
+                ("model", "up"): 1 / 3,
+            }
+            if client == 1:
+                assert size == pytest.approx((1 - missing.get((kind, way), 0)) * of_three_rounds)
 
 
 def test_one_that_answered_and_is_back_before_the_next_step_is_not_waited_for(
