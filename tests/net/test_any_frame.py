@@ -4,12 +4,10 @@ goes on with the others."""
 import contextlib
 import math
 import random
-import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.packing import tensor_names
-from semisfl.net.frames import PROTOCOL, encode
+from semisfl.net.frames import encode
 from semisfl.settings import catalog, lookup
 from tests.net.harness import BATCHNORM, Client, Network, audited, network, tiny, until, weights
 from tests.toy import watched
@@ -41,132 +39,69 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # --- a frame, and what can be wrong with it -------------------------------------------------------
 
 ODD: list[Any] = [
-    *(None, True, -1, 0, 2**62, 2**64 - 1, 0.5, 1e300, float("nan"), float("-inf")),
-    *("", "x" * 300, b"x", [], [1, [2]], {}, {"a": {"b": []}}, ["loss"], {"student": ["nope"]}),
-    *({"psi": "bottom"}, {"model": [["x"]]}, {"loss": "high"}, {"loss": 1e300, "coverage": 2.0}),
+    *(None, True, -1, 0, 2**62, 0.5, 1e300, math.nan, -math.inf, "", "x" * 300, b"x"),
+    *([], [1, [2]], {}, {"a": {"b": []}}, {"student": ["nope"]}, {"loss": 1e300, "coverage": 2.0}),
 ]
 KINDS = ["hello", "ready", "features", "bottom", "fetch", "states", "declined", ""]
 
 
 @dataclass
 class Message:
-    """A frame as its sender would encode it, taken apart."""
+    """A frame as its sender would encode it."""
 
-    kind: Any
-    fields: list[tuple[Any, Any]]
+    kind: str
+    fields: dict[str, Any]
     tensors: dict[str, Tensor]
     codecs: Mapping[str, str] | str
-    table: list[Any] = field(default_factory=list)
-    buffers: bytes = b""
-
-    def pack(self) -> bytes:
-        """Return the frame's bytes. Fields may come twice, which no honest encoder can write."""
-        self._lay_out()
-        pairs = b"".join(msgpack.packb(key) + msgpack.packb(value) for key, value in self.fields)
-        mapping = struct.pack(">BH", 0xDE, len(self.fields)) + pairs
-        if len(self.fields) < 16:
-            mapping = bytes([0x80 | len(self.fields)]) + pairs
-        header = b"\x93" + msgpack.packb(self.kind) + mapping + msgpack.packb(self.table)
-        prefix = struct.pack("<4sIII", b"SSFL", PROTOCOL, len(header), 0)
-        return prefix + header + bytes(-len(header) % 16) + self.buffers
-
-    def _lay_out(self) -> None:
-        honest = b"".join(encode("x", {}, self.tensors, self.codecs))
-        length = struct.unpack_from("<I", honest, 8)[0]
-        self.table = msgpack.unpackb(honest[16 : 16 + length])[2]
-        self.buffers = honest[16 + length + -length % 16 :]
 
 
 def another_kind(message: Message, rng: random.Random) -> None:
-    message.kind = rng.choice([*KINDS, 7, None, ["done"]])
+    message.kind = rng.choice(KINDS)
 
 
 def missing(message: Message, rng: random.Random) -> None:
-    del message.fields[rng.randrange(len(message.fields))]
-
-
-def doubled(message: Message, rng: random.Random) -> None:
-    key, value = rng.choice(message.fields)
-    message.fields.append((key, rng.choice([value, *ODD])))
+    del message.fields[rng.choice(list(message.fields))]
 
 
 def another_value(message: Message, rng: random.Random) -> None:
-    place = rng.randrange(len(message.fields))
-    message.fields[place] = (message.fields[place][0], rng.choice(ODD))
+    message.fields[rng.choice([*message.fields, "extra"])] = rng.choice(ODD)
 
 
 def out_of_range(message: Message, rng: random.Random) -> None:
-    """A number somewhere, also inside a map or list, of the same type and far off."""
-    place = rng.randrange(len(message.fields))
+    """A number of the same type and far off, also inside a map."""
+    name = rng.choice(list(message.fields))
 
     def far(value: Any) -> Any:
-        if isinstance(value, dict) and value:
-            return {k: far(v) if rng.random() < 0.7 else v for k, v in value.items()}
-        if isinstance(value, list) and value:
-            return [far(item) for item in value]
-        far_off = {int: [-1, 2**40, 2**62], float: [-1e9, 1e9, 1e300], str: ["", "../x", "\n"]}
-        return rng.choice(far_off.get(type(value), [value]))
+        if isinstance(value, dict):
+            return {key: far(item) for key, item in value.items()}
+        return rng.choice({int: [-1, 2**40, 2**62], float: [-1e9, 1e300]}.get(type(value), [value]))
 
-    message.fields[place] = (message.fields[place][0], far(message.fields[place][1]))
-
-
-def another_name(message: Message, rng: random.Random) -> None:
-    place = rng.randrange(len(message.fields))
-    message.fields[place] = (rng.choice([*KINDS, 3, "round", "extra"]), message.fields[place][1])
-
-
-def inside(message: Message, rng: random.Random) -> None:
-    """Within a map (which states and numbers there are): one entry less, more, or another."""
-    maps = [place for place, (_, value) in enumerate(message.fields) if isinstance(value, dict)]
-    if not maps:
-        return another_value(message, rng)
-    place = rng.choice(maps)
-    value = dict(message.fields[place][1])
-    key = rng.choice([*value, "extra"])
-    choice = rng.randrange(4)
-    if choice == 0:
-        value.pop(key, None)
-    elif choice == 1:
-        value[key] = rng.choice(ODD)
-    elif choice == 2 and isinstance(value.get(key), list):
-        value[key] = value[key][:-1]
-    else:
-        value[rng.choice(["student", "model", "psi", "statistics", "by_teacher"])] = value.pop(
-            key, 1
-        )
-    message.fields[place] = (message.fields[place][0], value)
+    message.fields[name] = far(message.fields[name])
 
 
 def tensors_changed(message: Message, rng: random.Random) -> None:
     if not message.tensors:
         return another_value(message, rng)
     name = rng.choice(list(message.tensors))
-    tensor, message.tensors = message.tensors[name], dict(message.tensors)
-    codec = message.codecs if isinstance(message.codecs, str) else "fp32"
-    message.codecs = codec
-    ways: list[Callable[[], Any]] = [
-        lambda: message.tensors.pop(name),
-        lambda: message.tensors.update({name + "x": message.tensors.pop(name)}),
-        lambda: message.tensors.update(extra=tensor),
-        lambda: message.tensors.update({name: tensor[:-1] if tensor.dim() else tensor[None]}),
-        lambda: message.tensors.update({name: tensor.to(torch.float64)}),
-        lambda: message.tensors.update({name: torch.full_like(tensor, rng.choice([-1, 10**6]))}),
-    ]
-    if tensor.is_floating_point():
-        ways += [
-            lambda: message.tensors.update(
-                {name: tensor * rng.choice([float("nan"), float("inf"), 1e5, 1e30, 0.0, -1.0])}
-            )
+    tensor = message.tensors.pop(name)
+    message.codecs = message.codecs if isinstance(message.codecs, str) else "fp32"
+    factor = rng.choice([math.nan, math.inf, 1e5, 1e30, 0.0, -1.0])
+    message.tensors |= rng.choice(
+        [
+            {},
+            {name + "x": tensor},
+            {name: tensor, "extra": tensor},
+            {name: tensor[:-1] if tensor.dim() else tensor[None]},
+            {name: tensor.to(torch.float64)},
+            {name: tensor * factor if tensor.is_floating_point() else tensor - 10},
         ]
-    return rng.choice(ways)()
+    )
+    return None
 
 
 CHANGES = {
     change.__name__: change
-    for change in (
-        *(another_kind, missing, doubled, another_value, out_of_range, another_name, inside),
-        tensors_changed,
-    )
+    for change in (another_kind, missing, another_value, out_of_range, tensors_changed)
 }
 
 # --- a client that says such a thing at one moment ------------------------------------------------
@@ -185,8 +120,8 @@ class Lie:
 
     def packed(self, message: Message) -> bytes:
         CHANGES[self.change](message, random.Random(self.seed))
-        with contextlib.suppress(OverflowError, ValueError):
-            return message.pack()
+        with contextlib.suppress(OverflowError, ValueError, TypeError):
+            return b"".join(encode(message.kind, message.fields, message.tensors, message.codecs))
         return b"nonsense"
 
 
@@ -196,7 +131,7 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
     def frame(self: Outgoing, kind: str, fields: Any, *more: Any) -> Any:
         if kind != "hello" or fields["name"] != "client-1" or not lie.tells():
             return honest(self, kind, fields, *more)
-        return [lie.packed(Message(kind, sorted(fields.items()), {}, "fp32"))]
+        return [lie.packed(Message(kind, dict(fields), {}, "fp32"))]
 
     patch.setattr(Outgoing, "frame", frame)
     client = net.join(1)
@@ -209,7 +144,7 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
         if not lie.tells():
             return original(received, kind, fields, cleared, codecs, **how)
         tensors = cleared.tensors if cleared else {}
-        message = Message(kind, sorted(fields.items()), tensors, codecs)
+        message = Message(kind, dict(fields), dict(tensors), codecs)
         return received.stream.answer(received.ticket, lie.packed(message))
 
     patch.setattr(frames, "answer", answer)

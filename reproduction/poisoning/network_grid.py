@@ -1,7 +1,7 @@
 """Attacks of some devices on a run over mutual TLS, under the default of ``serve`` or the plain mean.
 
-    python -m tests.net.poisoned_grid FILE.jsonl --clients 3,5,10 --attacks A,B --rules serve,mean --seeds 0,1,2
-    python -m tests.net.poisoned_grid FILE.jsonl --method semifl --attacks large_variance,tiny_variance
+    python -m reproduction.poisoning.network_grid FILE.jsonl --clients 3,5,10 --attacks A,B --rules serve,mean --seeds 0,1,2
+    python -m reproduction.poisoning.network_grid FILE.jsonl --method semifl --attacks large_variance,tiny_variance
 
 Each line of the file is one run: its accuracy, and who was held back, struck or shut out. Runs that the
 file has are not repeated.
