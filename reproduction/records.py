@@ -21,7 +21,7 @@ import tomlkit
 from semisfl.files import write_whole
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import reading
-from semisfl.runs.grouping import Run
+from semisfl.runs.report import Run
 from semisfl.settings import config as configs
 from semisfl.settings.plain_values import put
 

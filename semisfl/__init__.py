@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from semisfl.data.sources import load_data as load_data
     from semisfl.models.layers import Residual as Residual
     from semisfl.models.modules import layers_of as layers_of
-    from semisfl.runs.callbacks import Callback as Callback
-    from semisfl.runs.result import Result as Result
+    from semisfl.runs.loop import Result as Result
     from semisfl.runs.run_data import divide as divide
+    from semisfl.runs.sinks import Callback as Callback
     from semisfl.runs.start import resume as resume
     from semisfl.runs.start import train as train
     from semisfl.settings.config import Config as Config
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 # Imported on first use, so that `--help` and reports do not wait for torch.
 _HOMES = {
-    "Callback": "semisfl.runs.callbacks",
+    "Callback": "semisfl.runs.sinks",
     "Classifier": "semisfl.use.classifier",
     "Config": "semisfl.settings.config",
     "ConfigError": "semisfl.settings.config",
     "Dataset": "semisfl.data.dataset",
     "Partition": "semisfl.data.partition",
     "Residual": "semisfl.models.layers",
-    "Result": "semisfl.runs.result",
+    "Result": "semisfl.runs.loop",
     "divide": "semisfl.runs.run_data",
     "evaluate": "semisfl.use.classifier",
     "layers_of": "semisfl.models.modules",

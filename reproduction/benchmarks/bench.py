@@ -21,7 +21,7 @@ from semisfl.costs.cuts import cut_of
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
 from semisfl.models.build import build_model
-from semisfl.runs.environment import environment
+from semisfl.runs.directory import environment
 from semisfl.runs.experiment import assemble
 from semisfl.settings.catalog import DATA, METHODS
 from semisfl.settings.config import Config

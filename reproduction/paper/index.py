@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from reproduction import records
 from reproduction.paper.grid import SETS, STAND_INS, Cell
 from semisfl.runs import reading
-from semisfl.runs.grouping import Run, read_run
+from semisfl.runs.report import Run, read_run
 from semisfl.settings.config import Config, ConfigError, parse
 from semisfl.settings.plain_values import words_of
 

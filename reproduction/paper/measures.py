@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from reproduction import records
 from reproduction.paper.grid import Cell
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.grouping import Run
-from semisfl.runs.report import rounds_to
+from semisfl.runs.report import Run, rounds_to
 from semisfl.settings.config import parse
 
 if TYPE_CHECKING:

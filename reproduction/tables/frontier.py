@@ -21,8 +21,7 @@ from reproduction.tables.numbers import (
     summed,
     table,
 )
-from semisfl.runs.grouping import Run
-from semisfl.runs.report import Spread
+from semisfl.runs.report import Run, Spread
 
 
 def frontier() -> str:

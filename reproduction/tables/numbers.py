@@ -5,8 +5,7 @@ from statistics import fmean
 
 from reproduction import records
 from reproduction.records import run
-from semisfl.runs.grouping import Group, Run
-from semisfl.runs.report import Spread, Summary, summarise
+from semisfl.runs.report import Group, Run, Spread, Summary, summarise
 from semisfl.settings.lookup import note_of, title_of
 
 METHODS = ("semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl", "fl2", "supervised")

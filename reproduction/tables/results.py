@@ -21,8 +21,7 @@ from reproduction.tables.numbers import (
     table,
 )
 from semisfl.metrics import Metric, RoundMetrics, declared
-from semisfl.runs.grouping import Run
-from semisfl.runs.report import Spread
+from semisfl.runs.report import Run, Spread
 
 # --- results.md, results-more.md, paper-choices.md --------------------------------------------------------
 

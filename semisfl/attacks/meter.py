@@ -19,7 +19,7 @@ from semisfl.engine.inference import outputs
 from semisfl.engine.weights import clone
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.runs.grouping import judged_on
+from semisfl.runs.report import judged_on
 from semisfl.settings.bits import feature_bits
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy

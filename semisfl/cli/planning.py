@@ -27,8 +27,7 @@ from semisfl.settings.counts import amount, counted
 if TYPE_CHECKING:
     from semisfl.costs.plan import Line, Plan
     from semisfl.costs.replay import Replay
-    from semisfl.runs.grouping import Group
-    from semisfl.runs.report import Summary
+    from semisfl.runs.report import Group, Summary
     from semisfl.settings.config import Config
 
 Uplink = Annotated[
@@ -281,14 +280,14 @@ def replay(
     from semisfl.costs import charts
     from semisfl.costs import replay as replays
     from semisfl.costs.clock import World
-    from semisfl.runs import grouping, report
+    from semisfl.runs import report
     from semisfl.settings import lookup
 
     if codec is not None:
         lookup.codec(codec)
     world = World.of(uplink, downlink, latency, profile)
     results = []
-    for group in grouping.group_runs(grouping.find_runs(runs)):
+    for group in report.group_runs(report.find_runs(runs)):
         replayed = [replays.replay(run, world, codec) for run in group.runs]
         moved = replace(group, runs=[one.as_run() for one in replayed])
         shares, sent = replays.shares(replayed), replays.bytes_by_kind(replayed)

@@ -10,9 +10,8 @@ import typer
 
 from semisfl.cli import console, output, watching
 from semisfl.cli.options import Json, Tables, Target
-from semisfl.runs import grouping, plots, report
-from semisfl.runs.grouping import Group
-from semisfl.runs.report import Difference, Summary, accuracy_of
+from semisfl.runs import plots, report
+from semisfl.runs.report import Difference, Group, Summary, accuracy_of
 from semisfl.settings.counts import amount
 from semisfl.settings.lookup import note_of, title_of
 
@@ -38,7 +37,7 @@ def report_(
         watching.write_html(runs, html)
         if not (out or table or json_ or target is not None):
             return
-    groups = grouping.group_runs(grouping.find_runs(runs))
+    groups = report.group_runs(report.find_runs(runs))
     place = out or output.picture_beside(runs, "report.png")
     results = [(group, report.summarise(group, target)) for group in groups]
     show(results, target, place, plots.all_charts(groups), json_, table or ())

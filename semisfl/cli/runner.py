@@ -19,13 +19,12 @@ from semisfl.cli.signals import SIGNALS, StopSignals
 from semisfl.data import holdings
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.cluster.ranks import Launch, RankLost, Ranks
-from semisfl.runs import compare, grouping, pools
+from semisfl.runs import compare, report
 from semisfl.runs.advice import DIVERGED
-from semisfl.runs.compare import Job
+from semisfl.runs.compare import Job, Pool
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.lock import Taken
-from semisfl.runs.pools import Pool
-from semisfl.runs.result import Result
+from semisfl.runs.loop import Result
 from semisfl.runs.sinks import Guarded, Sink
 from semisfl.runs.start import PreparedRun, serve_rank
 from semisfl.settings.config import Config, ConfigError
@@ -101,7 +100,7 @@ def print_result(result: Result, again: str, *, as_json: bool = False) -> None:
     """
     assert result.directory is not None
     config, done = RunDirectory.open(result.directory).config(), len(result.rounds)
-    judged_on = grouping.judged_on(config.model_dump())
+    judged_on = report.judged_on(config.model_dump())
     sent = result.rounds[-1]["bytes_total"] if done else 0
     seconds = sum(one["seconds"] for one in result.rounds)
     tested = any("accuracy" in one for one in result.rounds)
@@ -141,8 +140,8 @@ def print_result(result: Result, again: str, *, as_json: bool = False) -> None:
                 f"ended as {limit} = {value:g} is met; go on beyond it with: {again} --set {limit}=none"
             )
         if not result.stopped:
-            report = f"semisfl report {console.quoted(result.directory)}"
-            print(f"saved in {result.directory}; draw it with: {report}")
+            place = console.quoted(result.directory)
+            print(f"saved in {result.directory}; draw it with: semisfl report {place}")
     leave_if_diverged([result.diverged])
 
 
@@ -197,7 +196,7 @@ def run_all(
 
     if pool := pool_for(engine, at_once, device):
         with progress.many_runs(quiet) as tell, signals.running():
-            return pools.run_in_pool(jobs, pool(), signals.flag, tell, skip if share else None)
+            return compare.run_in_pool(jobs, pool(), signals.flag, tell, skip if share else None)
     try:
         return compare.run_in_turn(jobs, train_here)
     except Stopped:  # before the first round of one of them
@@ -208,10 +207,10 @@ def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] 
     """Return the pool that ``--engine`` and ``--jobs`` ask for; None: one run after another, here."""
     kind, _, address = (engine or "").partition("=")
     if kind == "ray":
-        return lambda: pools.RayPool(address or None, count, device)
+        return lambda: compare.RayPool(address or None, count, device)
     if kind:
         raise ConfigError(f"--engine {engine!r} is not known; use ray or ray=ADDRESS")
-    return (lambda: pools.Processes(count, device)) if count > 1 else None
+    return (lambda: compare.Processes(count, device)) if count > 1 else None
 
 
 # --- the ranks of torchrun ----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from semisfl.costs.plan import Line, Plan, group_name
 from semisfl.costs.replay import Replay, shares
 from semisfl.runs import plots
-from semisfl.runs.grouping import Group
+from semisfl.runs.report import Group
 from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from semisfl.costs.rounds import Bytes, ImageFacts, RoundCosts, recorded_images
 from semisfl.fleet.base import draw_active
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.grouping import Run
+from semisfl.runs.report import Run
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config

@@ -171,7 +171,7 @@ class RoundMetrics(MethodMetrics):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the metrics that `as_dict` wrote, in this, an older or a newer version.
 
-        Raises `Damaged` for a value of a kind that no version wrote.
+        Raises ValueError for a value of a kind that no version wrote.
         """
         if not isinstance(values, Mapping) or not isinstance(values.get("round"), int):
             raise ValueError("it has no round")
@@ -183,7 +183,7 @@ class RoundMetrics(MethodMetrics):
                 # A loss may be NaN or Inf.
                 fits = _is_number(value) and not _too_large(value)
             if value is not None and not fits:
-                raise Damaged(f"its {key} is {value!r:.40}")
+                raise ValueError(f"its {key} is {value!r:.40}")
         others = {key: values[key] for key in values if key not in known and key != "round"}
         accuracies = {
             key.removeprefix(ACCURACY_OF): value
@@ -196,10 +196,6 @@ class RoundMetrics(MethodMetrics):
             if _is_number(value) and not key.startswith(ACCURACY_OF)
         }
         return cls(round=values["round"], accuracies=accuracies, own=own, **known)
-
-
-class Damaged(ValueError):
-    """A whole line has a value that no run writes."""
 
 
 def _is_number(value: object) -> bool:

@@ -4,17 +4,19 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import shlex
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from semisfl.data.holdings import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
 from semisfl.runs import checkpoint
-from semisfl.runs.environment import environment
-from semisfl.runs.grouping import flatten
 from semisfl.runs.lock import Taken, take
 from semisfl.runs.reading import (
     ENVIRONMENT,
@@ -24,12 +26,14 @@ from semisfl.runs.reading import (
     read_config,
     read_environment,
 )
+from semisfl.runs.report import flatten
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.robust import section_of
 from semisfl.settings.run import NetworkConfig, StopConfig
 from semisfl.settings.toml import to_toml
+from semisfl.settings.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -248,3 +252,19 @@ class RunDirectory:
     def load(self, name: str = "latest") -> dict[str, Any]:
         """Return the state in checkpoint ``name``."""
         return checkpoint.read(self.path / f"{name}.safetensors")
+
+
+def environment(device: str = "auto") -> dict[str, Any]:
+    """Return what the numbers of a run on ``device`` may depend on besides its configuration."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    gpu = torch.cuda.get_device_name(None if device == "auto" else device) if on_gpu else None
+    return {
+        "semisfl": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }

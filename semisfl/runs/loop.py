@@ -11,11 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from semisfl.fleet.base import AbnormalValues, RoundAborted
 from semisfl.fleet.byte_counts import alike_clients
@@ -23,16 +24,45 @@ from semisfl.methods.base import Method
 from semisfl.metrics import MethodMetrics, RoundMetrics
 from semisfl.runs import checkpoint, run_log
 from semisfl.runs.advice import Advice, about_batchnorm
-from semisfl.runs.callbacks import Callback, tell_checkpoints, tell_round
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
-from semisfl.runs.limits import Standing, met, reason
-from semisfl.runs.result import Result
-from semisfl.runs.sinks import RunInfo, Sink
+from semisfl.runs.reading import Standing, columns, met, reason
+from semisfl.runs.sinks import Callback, RunInfo, Sink, tell_checkpoints, tell_round
 from semisfl.settings.counts import counted
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Result:
+    """The result of a run."""
+
+    accuracy: float
+    """Accuracy of the method's tested model after the last round, in percent."""
+    best: float
+    test_accuracy: float | None
+    """Accuracy on the test set; None unless rounds are judged on validation images and the run has ended."""
+    model: nn.Module
+    rounds: list[dict[str, Any]] = field(repr=False)
+    """The metrics of every round, those before a resume included."""
+    stopped: bool = False
+    """Whether the run was asked to end before its last round."""
+    stopped_by: str | None = None
+    """The key of ``stop`` that is met, if one is."""
+    directory: Path | None = None
+    diverged: bool = False
+    """Whether losses or weights are NaN or out of bounds after the last round."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what showed in the rounds that the run cannot work as it is, each with what to change."""
+        return [text for one in self.rounds for text in one.get("warnings", ())]
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        """Return ``rounds`` by metric: one list per key with an entry per round, None where it has no value."""
+        return columns(self.rounds)
 
 
 def run_rounds(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from semisfl.files import save_picture
 from semisfl.metrics import AXES, Axis, Metric, Panel, RoundMetrics, panels_of
 from semisfl.runs.declared import metrics_of
-from semisfl.runs.grouping import Group
-from semisfl.runs.report import Spread, accuracy_of
+from semisfl.runs.report import Group, Spread, accuracy_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,23 +1,26 @@
-"""Read the files of a run directory. Loads nothing that trains."""
+"""Read the files of a run directory, and compare the limits of ``stop`` with its metrics. Loads no torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semisfl.files import open_file, parse_json, read_json
-from semisfl.metrics.round_metrics import Damaged
+from pydantic import ValidationError
+
+from semisfl.files import parse_json, read_json
+from semisfl.metrics import RoundMetrics
+from semisfl.settings.counts import counted
 from semisfl.settings.plain_values import read
+from semisfl.settings.run import StopConfig
 
 Made = TypeVar("Made")
 Values = dict[str, Any]
 
 ENVIRONMENT, HOLDINGS, METRICS = "environment.json", "holdings.json", "metrics.jsonl"
-KINDS = {
-    str: (("method",), "name"),
-    int: (("rounds", "seed"), "whole number"),
-    dict: (("clients", "data", "fleet", "runtime", "server", "stop"), "section"),
-}
-"""The settings that are read without the rules of `semisfl.settings`, which may be of another version."""
+SECTIONS = ("clients", "data", "fleet", "runtime", "server", "stop")
+KINDS = {"method": str, "rounds": int, "seed": int, **dict.fromkeys(SECTIONS, dict)}
+"""The types of what is read without the rules of `semisfl.settings`, which may be of another version."""
 
 
 def holds_run(path: Path) -> bool:
@@ -46,10 +49,9 @@ def read_config(path: Path) -> Values:
     values = read(file)
     if missing := [key for key in ("method", "rounds") if key not in values]:
         raise ValueError(f"{file} is no run's configuration: it has no {missing[0]}")
-    for kind, (keys, name) in KINDS.items():
-        for key in keys:
-            if key in values and not isinstance(values[key], kind):
-                raise ValueError(f"{file} is damaged: {key} = {values[key]!r:.40} is no {name}")
+    for key, kind in KINDS.items():
+        if key in values and not isinstance(values[key], kind):
+            raise ValueError(f"{file} is damaged: {key} = {values[key]!r:.40}")
     return values
 
 
@@ -70,20 +72,16 @@ def parse_metrics(lines: Sequence[bytes], path: Path, make: Callable[[Values], M
     rounds = []
     for number, line in enumerate(lines, 1):
         try:
-            values = parse_json(line, _no_number)
+            values = parse_json(line)
             if not isinstance(values, dict) or not isinstance(values.get("round"), int):
                 raise ValueError("it does not hold the metrics of a round")
             rounds.append(make(values))
         except ValueError as error:
-            if number < len(lines) or isinstance(error, Damaged):
+            if number < len(lines):
                 raise ValueError(
                     f"{path}, line {number} is damaged: {error}; remove the line"
                 ) from error
     return rounds
-
-
-def _no_number(name: str) -> None:
-    raise Damaged(f"it holds {name}, which is no JSON number")
 
 
 def read_holdings(path: Path) -> Values:
@@ -97,21 +95,88 @@ def read_environment(path: Path) -> Values:
 
 
 def read_images(path: Path) -> Values | None:
-    """Return ``shape``, ``classes`` and ``unlabeled`` of a run's images; None if the run does not say."""
-    described, keys = _description(path / "latest.safetensors"), ("shape", "classes", "unlabeled")
-    return {key: described[key] for key in keys} if described.keys() >= set(keys) else None
-
-
-def _description(checkpoint: Path) -> Values:
-    """Return what a checkpoint says of its model, without reading its weights; empty if it does not say."""
+    """Return ``shape``, ``classes`` and ``unlabeled`` of a run's images; None if the run has no checkpoint."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        open_file(checkpoint).close()
-        with safe_open(checkpoint, framework="pt") as file:
-            described = parse_json((file.metadata() or {}).get("state", "{}"), float)
-    except (OSError, ValueError, SafetensorError):
-        return {}
-    for key in ("model", "description"):
-        described = described.get(key) if isinstance(described, dict) else None
-    return described if isinstance(described, dict) else {}
+        with safe_open(path / "latest.safetensors", framework="pt") as file:
+            described = parse_json(file.metadata()["state"], float)["model"]["description"]
+        return {key: described[key] for key in ("shape", "classes", "unlabeled")}
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+        return None
+
+
+# --- limits ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The totals of a run that limits are compared with."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+    accuracy: float | None = None
+    """Accuracy of the last test."""
+    diverged: bool = False
+    """Whether the round of the last test left the run diverged; its accuracy is no best and meets no target."""
+    best: float | None = None
+    without_better: int = 0
+    """Consecutive tests without a new best accuracy."""
+
+    @classmethod
+    def after(cls, rounds: Iterable[RoundMetrics]) -> "Standing":
+        """Return the totals after some rounds."""
+        return reduce(Standing.then, rounds, cls())
+
+    def then(self, metrics: RoundMetrics) -> "Standing":
+        """Return the totals after one more round."""
+        standing = replace(
+            self,
+            seconds=self.seconds + (metrics.seconds or 0.0),
+            bytes=self.bytes if metrics.bytes_total is None else metrics.bytes_total,
+        )
+        if metrics.accuracy is None:
+            return standing
+        diverged = bool(metrics.diverged)
+        better = not diverged and (self.best is None or metrics.accuracy > self.best)
+        return replace(
+            standing,
+            accuracy=metrics.accuracy,
+            diverged=diverged,
+            best=metrics.accuracy if better else self.best,
+            without_better=0 if better else self.without_better + 1,
+        )
+
+
+def limits_of(config: Mapping[str, Any]) -> StopConfig:
+    """Return the limits of a run; none if a newer version wrote them, as what ends the run is unknown then."""
+    try:
+        return StopConfig.model_validate(config.get("stop", {}))
+    except ValidationError:
+        return StopConfig()
+
+
+def met(stop: StopConfig, standing: Standing) -> str | None:
+    """Return the key of the first limit that is met, or None."""
+    now = {
+        "target": None if standing.diverged else standing.accuracy,
+        "patience": standing.without_better,
+        "hours": standing.seconds / 3600,
+        "gigabytes": standing.bytes / 1e9,
+    }
+    for key, value in now.items():
+        limit = getattr(stop, key)
+        if limit is not None and value is not None and value >= limit:
+            return key
+    return None
+
+
+def reason(stop: StopConfig, key: str, standing: Standing) -> str:
+    """Return a line that names a limit and the value that met it."""
+    reached = {
+        "target": f"accuracy {standing.accuracy or 0.0:.1f} %",
+        "patience": f"{counted(standing.without_better, 'test')} without more than {standing.best or 0.0:.1f} %",
+        "hours": f"{standing.seconds / 3600:.4g} h",
+        "gigabytes": f"{standing.bytes / 1e9:.4g} GB",
+    }
+    return f"stop.{key} = {getattr(stop, key):g} is met ({reached[key]})"

@@ -1,18 +1,21 @@
-"""Write the metrics of each round to a file, and pass them to sinks: a progress line, and those a user adds."""
+"""What watches a run: sinks get the metrics of each round; callbacks are called during it and may end it early."""
 
 import contextlib
 import json
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from semisfl.files import append_whole
 from semisfl.metrics import RoundMetrics
 from semisfl.settings.config import Config
+
+if TYPE_CHECKING:
+    from torch import nn
 
 log = logging.getLogger(__name__)
 
@@ -113,3 +116,49 @@ class Guarded:
             self._failed = True
             name = type(self._sink).__name__
             log.warning("sink %s failed and gets no more rounds: %r", name, error)
+
+
+# --- callbacks -------------------------------------------------------------------------------------
+
+
+class Callback:
+    """Base class of callbacks: override the methods you need.
+
+    Each may return True to end the run after the current round; `train` then returns its `Result`. An exception
+    ends the run and reaches the caller. Either way a run with a directory first writes a checkpoint.
+    """
+
+    def on_round(self, metrics: RoundMetrics) -> bool | None:
+        """Called after each recorded round."""
+
+    def on_evaluation(self, metrics: RoundMetrics, model: "nn.Module") -> bool | None:
+        """Called after each tested round with the tested ``model``, which training changes afterwards.
+
+        Its layers are back in their modes (``train``, ``eval``) after the call.
+        """
+
+    def on_checkpoint(self, path: Path) -> bool | None:
+        """Called after a checkpoint is written, ``latest.safetensors`` or ``best.safetensors``."""
+
+
+def tell_round(
+    callbacks: Sequence[Callback],
+    metrics: RoundMetrics,
+    model: "nn.Module",
+    checkpoints: Iterable[Path],
+) -> bool:
+    """Call every callback about a finished round; return whether one of them ends the run."""
+    answers = [callback.on_round(metrics) for callback in callbacks]
+    if metrics.accuracy is not None:
+        # A callback may call `train` or `eval`; a teacher's mode is set only once, when it is made.
+        modes = [(module, module.training) for module in model.modules()]
+        answers += [callback.on_evaluation(metrics, model) for callback in callbacks]
+        for module, training in modes:
+            module.training = training
+    return tell_checkpoints(callbacks, checkpoints) or any(answers)
+
+
+def tell_checkpoints(callbacks: Sequence[Callback], checkpoints: Iterable[Path]) -> bool:
+    """Call every callback about written checkpoints; return whether one of them ends the run."""
+    answers = [callback.on_checkpoint(path) for path in checkpoints for callback in callbacks]
+    return any(answers)

@@ -21,14 +21,12 @@ from semisfl.fleet.cluster.ranks import Ranks
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.models.own import Own
 from semisfl.runs import checkpoint, run_log
-from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble, fleet_setup
-from semisfl.runs.loop import run_rounds
+from semisfl.runs.loop import Result, run_rounds
 from semisfl.runs.portable import check_images
-from semisfl.runs.result import Result
 from semisfl.runs.run_data import as_passed, load_data
-from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
+from semisfl.runs.sinks import Callback, Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.counts import counted
 from semisfl.settings.lookup import sink

@@ -13,9 +13,8 @@ from typing import Any
 
 from semisfl.files import parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.preset_changes import changes, flat
-from semisfl.runs.reading import read_config
+from semisfl.runs.reading import Standing, limits_of, met, read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.counts import counted

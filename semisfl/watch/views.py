@@ -13,9 +13,9 @@ from typing import Any
 
 from semisfl.metrics import ACCURACY_OF, AXES, panels_of
 from semisfl.runs.declared import metrics_of
-from semisfl.runs.grouping import judged_on
 from semisfl.runs.preset_changes import flat
 from semisfl.runs.reading import runs_inside
+from semisfl.runs.report import judged_on
 from semisfl.settings.lookup import title_of
 from semisfl.watch.clients import ClientCoverage, DeviceEvents
 from semisfl.watch.follow import Followed

@@ -291,6 +291,6 @@ def test_a_command_that_trains_nothing_is_interrupted(
     def work(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("semisfl.runs.grouping.find_runs", work)
+    monkeypatch.setattr("semisfl.runs.report.find_runs", work)
     assert main(["report", "runs"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"

@@ -16,8 +16,8 @@ from semisfl.attacks import scene as scenes
 from semisfl.cli import runner
 from semisfl.fleet.cluster.ranks import Launch
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.sinks import Callback
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError, parse
 from tests.cli.test_signals import images as images

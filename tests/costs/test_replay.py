@@ -16,7 +16,7 @@ from semisfl.costs.charts import costs_picture
 from semisfl.costs.clock import DeviceKind, LinkSpeed, Profile, World, time_round
 from semisfl.costs.replay import replay
 from semisfl.costs.rounds import ImageFacts, RoundCosts, recorded_images
-from semisfl.runs.grouping import group_runs, read_run
+from semisfl.runs.report import group_runs, read_run
 from semisfl.runs.start import train
 from semisfl.settings import config
 from semisfl.settings.toml import to_toml

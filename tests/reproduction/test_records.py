@@ -7,8 +7,8 @@ import pytest
 
 from reproduction import records
 from semisfl.runs import start
-from semisfl.runs.grouping import read_run
 from semisfl.runs.reading import read_environment
+from semisfl.runs.report import read_run
 from semisfl.settings import config as configs
 from semisfl.settings import presets
 

@@ -14,7 +14,7 @@ from reproduction.paper.holders import holders
 from reproduction.paper.index import RunIndex
 from reproduction.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, replayed, rounded
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.grouping import Run
+from semisfl.runs.report import Run
 from tests.disk import largest_file
 from tests.pictures import cut_off
 from tests.reproduction.fakes import digits_cell, leave_run

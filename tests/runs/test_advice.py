@@ -11,8 +11,8 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs import start
 from semisfl.runs.advice import Advice
 from semisfl.runs.experiment import assemble
-from semisfl.runs.grouping import read_run
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.report import read_run
 from semisfl.settings.config import Config, ConfigError, parse
 from tests import toy
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from reproduction.tables.results import metrics_table
 from semisfl.metrics import MethodMetrics, RoundMetrics, declared
-from semisfl.runs import grouping, plots
+from semisfl.runs import plots, report
 from semisfl.runs.declared import metrics_of, own_metrics
 from semisfl.runs.start import train
 from semisfl.watch.exporter import Exporter
@@ -85,7 +85,7 @@ def test_a_metric_declared_by_another_package_reaches_every_reader(tmp_path: Pat
     (run,) = runs.listing()["runs"]
     columns = runs.rounds({run["id"]: (0, 0)})["runs"][run["id"]]["columns"]
     assert columns["agreement"] == [0.25, 0.75]
-    (group,) = grouping.group_runs(grouping.find_runs([tmp_path / "run"]))
+    (group,) = report.group_runs(report.find_runs([tmp_path / "run"]))
     drawn = {axes.get_title(): axes for axes in plots.picture([group]).axes}
     (line,) = drawn["Agreement of student and teacher (%)"].get_lines()
     assert list(line.get_ydata()) == [25.0, 75.0]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from semisfl.runs.grouping import alike_but_for_seed, label_of
+from semisfl.runs.report import alike_but_for_seed, label_of
 from semisfl.settings.presets import merge
 
 SEMISFL = {"method": "semisfl"}

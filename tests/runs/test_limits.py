@@ -11,8 +11,8 @@ from semisfl.metrics import RoundMetrics
 from semisfl.net.terms import Terms
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.grouping import read_run
-from semisfl.runs.limits import Standing, met, reason
+from semisfl.runs.reading import Standing, met, reason
+from semisfl.runs.report import read_run
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError
 from semisfl.settings.run import StopConfig

@@ -11,7 +11,7 @@ POOL = """
 import os, signal, sys
 from pathlib import Path
 from semisfl.runs.compare import list_jobs
-from semisfl.runs.pools import Processes
+from semisfl.runs.compare import Processes
 
 folder = Path(sys.argv[1])
 pool = Processes(1, "cpu")

@@ -15,7 +15,7 @@ from semisfl.models.build import build_model
 from semisfl.models.layers import Residual
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.grouping import find_runs, group_runs
+from semisfl.runs.report import find_runs, group_runs
 from semisfl.runs.start import resume, train
 from semisfl.settings import config
 from semisfl.settings.config import Config, ConfigError

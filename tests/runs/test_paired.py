@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.runs import grouping, report
+from semisfl.runs import report
 from tests.runs.test_report import write_run
 
 
@@ -23,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_differences_pair_the_seeds_that_both_have(runs: Path) -> None:
-    groups = grouping.group_runs(grouping.find_runs([runs]))
+    groups = report.group_runs(report.find_runs([runs]))
     (pair,) = report.differences(groups)
     assert (pair.first, pair.second) == ("SemiSFL", "Supervised-only")
     assert (pair.seeds, pair.wins) == (3, 3)
@@ -39,7 +39,7 @@ def test_one_shared_seed_has_no_interval_and_none_no_difference(tmp_path: Path) 
     write_run(tmp_path / "a", [80.0], seed=0)
     write_run(tmp_path / "b", [70.0], seed=0, method="supervised")
     write_run(tmp_path / "c", [60.0], seed=1, method="fedswitch")
-    (pair,) = report.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    (pair,) = report.differences(report.group_runs(report.find_runs([tmp_path])))
     assert (pair.seeds, pair.mean, pair.interval, pair.wins) == (1, 10.0, None, 1)
 
 
@@ -47,7 +47,7 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [80.0], **{"data.name": "photos"})
     write_run(tmp_path / "b", [70.0], **{"data.name": "/elsewhere/photos"}, method="supervised")
     write_run(tmp_path / "c", [60.0], **{"data.name": "letters"}, method="supervised")
-    (pair,) = report.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    (pair,) = report.differences(report.group_runs(report.find_runs([tmp_path])))
     assert pair.mean == 10
 
 
@@ -55,7 +55,7 @@ def test_a_tie_is_nobodys_win(tmp_path: Path) -> None:
     for seed, first in enumerate((80.0, 81.0)):
         write_run(tmp_path / f"a{seed}", [first], seed=seed)
         write_run(tmp_path / f"b{seed}", [80.0], seed=seed, method="supervised")
-    (pair,) = report.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    (pair,) = report.differences(report.group_runs(report.find_runs([tmp_path])))
     assert (pair.first, pair.seeds, pair.wins) == ("SemiSFL", 2, 1)
 
 
@@ -64,7 +64,7 @@ def test_unfinished_runs_are_compared_only_with_those_that_got_as_far(tmp_path: 
         write_run(tmp_path / f"a{seed}", [50.0, 80.0], seed=seed)
         write_run(tmp_path / f"b{seed}", [60.0], seed=seed, method="supervised", rounds=2)
         write_run(tmp_path / f"c{seed}", [55.0], seed=seed, method="fedswitch", rounds=2)
-    (pair,) = report.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    (pair,) = report.differences(report.group_runs(report.find_runs([tmp_path])))
     assert {pair.first, pair.second} == {"Supervised-only", "FedSwitch"}
     assert (abs(pair.mean), pair.seeds) == (5.0, 2)
 
@@ -76,7 +76,7 @@ def test_the_test_set_counts_where_rounds_are_judged_on_validation_images(tmp_pa
             file.write("[data]\nvalidation = 0.1\n")
         metrics = json.loads((path / "metrics.jsonl").read_text()) | {"test_accuracy": test}
         (path / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
-    (pair,) = report.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    (pair,) = report.differences(report.group_runs(report.find_runs([tmp_path])))
     assert (pair.mean, pair.judged_on) == (-5.0, "test")
     assert " points of test accuracy " in report.latex([], [pair])
 

@@ -18,11 +18,10 @@ import pytest
 from PIL import Image
 
 from semisfl.cli.runner import pool_for
-from semisfl.runs import compare, pools
+from semisfl.runs import compare
 from semisfl.runs.advice import DIVERGED
-from semisfl.runs.compare import Job
+from semisfl.runs.compare import Job, Pool, Processes, rounds_of, run_in_pool
 from semisfl.runs.lock import Taken
-from semisfl.runs.pools import Pool, Processes, rounds_of, run_in_pool
 from semisfl.runs.start import begin, train
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
@@ -62,7 +61,7 @@ def jobs_in(folder: Path, values: dict[str, Any]) -> list[Job]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the pool's processes start at once, with torch imported."""
-    monkeypatch.setattr(pools, "Popen", Forked)
+    monkeypatch.setattr(compare, "Popen", Forked)
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def processes() -> Iterator[Pool]:
 @contextmanager
 def ray_of_two_machines() -> Iterator[Pool]:
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    from semisfl.runs.pools import RayPool
+    from semisfl.runs.compare import RayPool
 
     cluster = cluster_utils.Cluster()
     try:
@@ -228,7 +227,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     def popen(_: list[str], **options: Any) -> Forked:
         return Forked([sys.executable, "-c", code], **options)
 
-    monkeypatch.setattr(pools, "Popen", popen)
+    monkeypatch.setattr(compare, "Popen", popen)
 
 
 def test_a_process_may_write_more_errors_than_a_pipe_holds(
@@ -256,7 +255,7 @@ def test_a_repeated_run_does_not_take_the_file_of_another(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(pools, "Popen", lambda words, **_: commands.append(words))
+    monkeypatch.setattr(compare, "Popen", lambda words, **_: commands.append(words))
     pool, jobs = Processes(2, "cpu"), jobs_in(tmp_path, values)
     for job in (*jobs, jobs[0]):
         pool.start(job)
@@ -272,7 +271,7 @@ def test_a_process_may_import_the_method_that_its_pool_was_asked_for(
     job = replace(jobs_in(tmp_path, values)[0], status="unfinished")
     job = replace(job, config=job.config.model_copy(update={"method": method}))
     commands: list[list[str]] = []
-    monkeypatch.setattr(pools, "Popen", lambda words, **_: commands.append(words))
+    monkeypatch.setattr(compare, "Popen", lambda words, **_: commands.append(words))
     Processes(1, "cpu").start(job)
     assert commands[0][commands[0].index("--allow-method") + 1] == method
 
@@ -296,7 +295,7 @@ def test_a_stop_ends_all_that_are_under_way(values: dict[str, Any], tmp_path: Pa
 def test_engines_are_known_by_name() -> None:
     assert pool_for(None, 1, "cpu") is None
     made = pool_for(None, 3, "cpu")
-    assert made is not None and isinstance(made(), pools.Processes)
+    assert made is not None and isinstance(made(), compare.Processes)
     with pytest.raises(ConfigError, match="--engine 'rey' is not known; use ray or ray=ADDRESS"):
         pool_for("rey", 1, "cpu")
 

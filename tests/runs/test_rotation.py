@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
+from semisfl.runs.sinks import Callback
 from semisfl.runs.start import train
 from semisfl.settings import presets
 from tests import toy

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisfl.runs import run_log
-from semisfl.runs.callbacks import Callback
+from semisfl.runs.sinks import Callback
 from semisfl.runs.start import train
 from tests.net.harness import tiny, toy_data
 from tests.processes import Forked

@@ -22,10 +22,9 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint, directory, run_log, start
-from semisfl.runs.callbacks import Callback
-from semisfl.runs.directory import RunDirectory
-from semisfl.runs.environment import environment
+from semisfl.runs.directory import RunDirectory, environment
 from semisfl.runs.run_data import load_images
+from semisfl.runs.sinks import Callback
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
 from tests.disk import largest_file

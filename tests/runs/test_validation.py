@@ -15,11 +15,11 @@ from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition, set_aside
 from semisfl.data.sources import join
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.callbacks import Callback
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import divide
 from semisfl.runs.scores import Scores
+from semisfl.runs.sinks import Callback
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
 from semisfl.use.model_card import card

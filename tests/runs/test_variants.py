@@ -10,7 +10,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
 from semisfl.runs.compare import Sweep, Variant, read_variants
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.grouping import flatten
+from semisfl.runs.report import flatten
 from semisfl.settings import config, presets
 
 ROOT = Path(__file__).parents[2]

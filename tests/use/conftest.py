@@ -5,7 +5,7 @@ import pytest
 
 from semisfl import load
 from semisfl.net.tls import certs
-from semisfl.runs.result import Result
+from semisfl.runs.loop import Result
 from semisfl.use.classifier import Classifier
 from tests import toy
 from tests.use.trained import Trained, train_toy, write_images

@@ -7,7 +7,7 @@ from PIL import Image
 
 from semisfl.data.dataset import Dataset
 from semisfl.runs import checkpoint, experiment
-from semisfl.runs.result import Result
+from semisfl.runs.loop import Result
 from semisfl.runs.start import train
 from semisfl.use.classifier import Classifier, load
 from tests import toy

@@ -85,7 +85,7 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
         (
             "config.toml",
             'method = "semisfl"\nrounds = 3\ndata = "digits"\n',
-            "data = 'digits' is no",
+            "data = 'digits'",
         ),
         (
             "config.toml",
