@@ -5,11 +5,11 @@ import logging
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semisfl.cli import console, watching
+from semisfl.cli import console, output, watching
 from semisfl.cli.options import (
     EXIT_CODES,
     Accept,
@@ -32,7 +32,8 @@ from semisfl.cli.options import (
 )
 from semisfl.cli.signals import StopSignals
 from semisfl.cli.use_model import Csv, Cut, Top, cut_at, open_model, print_predictions
-from semisfl.settings.counts import counted
+from semisfl.files import read_json
+from semisfl.settings.counts import amount, counted
 
 if TYPE_CHECKING:
     from semisfl.fleet.setup import NetworkOptions
@@ -344,3 +345,58 @@ def classify(
         line = how_to_accept(refused, "classify", address, certs, policy)
         raise Rejected(line, "policy") from refused
     print_predictions(predictions, top, as_json=json_, as_csv=csv_)
+
+
+def fleet(
+    run: Annotated[Path, typer.Argument(help="Directory of a run that `semisfl serve` works on.")],
+    action: Annotated[Literal["list", "remove"], typer.Argument(help="What to do.")],
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The device to remove.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List a server's devices as it last wrote them down, or remove one before its next round."""
+    from semisfl.net.server.roster import remove_device
+
+    if (action == "remove") != bool(name):
+        raise ValueError("remove needs the NAME of a device, and nothing else takes one")
+    status = read_json(run / "fleet.json")
+    if not status:
+        raise ValueError(f"{run} has no fleet.json; name the directory of a run of `semisfl serve`")
+    if action == "remove":
+        if name not in (known := [device["name"] for device in status["clients"]]):
+            raise ValueError(
+                f"{name!r} has no place; the devices that have one: {', '.join(known)}"
+            )
+        remove_device(run, name)
+        print(
+            f"{name} leaves its place before the next round, and stays out while {run / 'removed.txt'} names it; "
+            "revoke its certificate to keep it out of other runs too"
+        )
+    elif as_json:
+        print(json.dumps(status))
+    else:
+        _print_devices(status)
+
+
+def _print_devices(status: dict[str, Any]) -> None:
+    columns = ("device", "state", "last seen", "place", "images", "sent", "received")
+    table = output.table("", columns, text=3)
+    for device in status["clients"]:
+        table.add_row(
+            device["name"],
+            "here" if "since" in device else "away",
+            device.get("seen", output.UNKNOWN),
+            str(device["client"]),
+            str(device.get("images", output.UNKNOWN)),
+            amount(device["bytes_up"]),
+            amount(device["bytes_down"]),
+        )
+    output.show(table)
+    here = sum("since" in device for device in status["clients"])
+    state = status.get("waiting", "training" if here else "no device is here")
+    taken = f"{len(status['clients'])} of {status.get('total', '?')} places taken"
+    print(f"{here} here, {taken}; {state}; written at {status['time']}")
+    answered = [one for one in status["clients"] if "answer_seconds" in one]
+    if answered:
+        slowest = max(answered, key=lambda one: one["answer_seconds"])
+        seconds = f"{slowest['answer_seconds']:.2f} s"
+        print(f"longest to answer in the last round: {slowest['name']}, {seconds}")

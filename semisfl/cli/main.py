@@ -11,7 +11,6 @@ from semisfl.cli import (
     certificates,
     console,
     devices,
-    fleet,
     look,
     planning,
     results,
@@ -73,7 +72,7 @@ COMMANDS = {
         "serve": devices.serve,
         "join": devices.join,
         "inspect": devices.inspect,
-        "fleet": fleet.fleet,
+        "fleet": devices.fleet,
     },
     "Attack a run to see how safe it is": {"leakage": attack.leakage},
 }

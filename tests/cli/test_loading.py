@@ -50,7 +50,7 @@ def test_quick_commands_do_not_import_torch() -> None:
 
 
 def test_administering_a_fleet_needs_no_torch() -> None:
-    code = "import semisfl.cli.fleet, semisfl.net.server.roster, sys; print(*sys.modules)"
+    code = "import semisfl.cli.devices, semisfl.net.server.roster, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.split())
 
