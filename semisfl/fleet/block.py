@@ -149,8 +149,8 @@ class ClientBlock:
             calls = self._students.calls(strong)
             with self.hardware.streams.a_core_each():
                 outputs = parallel([*calls, *self._teachers.calls(weak)])
-            self._outputs = self._students.joined(outputs[: len(calls)])
-            teacher = self._teachers.joined(outputs[len(calls) :])
+            self._outputs = self._students.join(outputs[: len(calls)])
+            teacher = self._teachers.join(outputs[len(calls) :])
         else:
             self._outputs = self._students(strong, parallel)
             with torch.no_grad():

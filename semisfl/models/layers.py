@@ -139,12 +139,12 @@ class NormBlock(NamedTuple):
     def on(self, x: Tensor) -> Tensor:
         # A CPU gains nothing. A cumulative average (no momentum) is rare and not fused.
         if x.is_cuda and self.norm.momentum is not None:
-            return self.stacked(x, lambda weight: weight.unsqueeze(0))
+            return self.of_copies(x, lambda weight: weight.unsqueeze(0))
         for layer in self.layers:
             x = layer(x)
         return x
 
-    def stacked(self, x: Tensor, rows: Callable[[Tensor], Tensor]) -> Tensor:
+    def of_copies(self, x: Tensor, rows: Callable[[Tensor], Tensor]) -> Tensor:
         """Compute several copies, each on an equal share of ``x``; ``rows`` returns a weight of all copies."""
         norm, conv = self.norm, self.conv
         if norm.training and norm.num_batches_tracked is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from semisfl.models.layers import Dropout, Layers, Residual
-from semisfl.models.stacked import ROW_BY_ROW
+from semisfl.models.stack import ROW_BY_ROW
 
 BY_ITSELF = {
     *(*ROW_BY_ROW, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LayerNorm),

@@ -208,7 +208,7 @@ def test_a_step_of_a_stack_is_a_step_of_each_slot(slots: int) -> None:
     config = OptimizerConfig(weight_decay=0.01)
     stack = Stack(model(), slots, dtype=torch.bfloat16)
     rows = zip(*(module.parameters() for module in stack.modules), strict=True)
-    together = SGD([Stack.stacked(row) for row in rows], config)
+    together = SGD([Stack.rows_of(row) for row in rows], config)
     plain = [model() for _ in range(slots)]
     alone = [SGD(module.parameters(), config) for module in plain]
     for sgd in (together, *alone):
