@@ -8,8 +8,7 @@ from typing import Any
 from reproduction.records import entry, run
 from reproduction.tables.numbers import accuracies, each, spread, table
 from semisfl.fleet.caps import Held, Price
-from semisfl.settings.bits import upload_bits
-from semisfl.settings.policy import Policy, read_policy
+from semisfl.settings.policy import Policy, read_policy, upload_bits
 
 POLICIES = "leakage/policies"
 """The entry of runs with the policies that are shipped, and of attacks on them."""

@@ -20,9 +20,8 @@ from semisfl.engine.weights import clone
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.runs.report import judged_on
-from semisfl.settings.bits import feature_bits
 from semisfl.settings.config import Config
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import Policy, feature_bits
 
 RANDOM = "random"
 """A control in place of a defence: random features, on which every attack must fail."""

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from semisfl.engine.weights import State, clone
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.settings.bits import upload_bits
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import Policy, upload_bits
 from semisfl.settings.run import OptimizerConfig
 
 REBUILT = 0.95

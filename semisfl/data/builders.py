@@ -1,13 +1,13 @@
-"""Convert what people have into the fields of a `Dataset` or a `Listing`: arrays, torch and Hugging Face data sets."""
+"""Convert what people have into the fields of a `Dataset` (arrays) or a `Listing` (torch data sets)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from semisfl.data import hub, npz
+from semisfl.data import npz
 from semisfl.data.decode import Listing, check_mode
 
 
@@ -132,13 +132,3 @@ def _picture(image: Any, name: str) -> Image.Image:
     copied = image.copy()
     copied.format = image.format  # by which 16-bit grey is known
     return copied
-
-
-def hf_listing(dataset: Any, image: str | None, label: str | None) -> Listing:
-    """List the images of a Hugging Face ``DatasetDict`` (see `hub.listing`)."""
-    if not isinstance(dataset, Mapping):
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__}; it must be a Hugging Face DatasetDict with the "
-            "splits train and test, e.g. of datasets.load_dataset(...)"
-        )
-    return hub.listing(dataset, image, label)

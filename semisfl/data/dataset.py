@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from semisfl.data import builders, places
+from semisfl.data import builders, hub, places
 from semisfl.data.decode import Decoded, Size, decode
 from semisfl.settings.catalog import NamedData
 
@@ -105,7 +105,7 @@ class Dataset:
         ``image`` and ``label`` name its columns, where they are not called so. A split called
         ``unlabeled`` gives further images for the clients.
         """
-        listing = builders.hf_listing(dataset, image, label)
+        listing = hub.listing(dataset, image, label)
         return cls.from_decoded(name, decode(listing, _square(size), None))
 
     @classmethod

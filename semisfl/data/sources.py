@@ -47,9 +47,10 @@ def load(
     path = Path(os.path.expanduser(os.path.expandvars(name)))
     source = (places.at(path) or _in_environment(name)) if name.strip() else None
     if source is None:
+        searched = os.environ.get("SEMISFL_DATA", "not set")
         raise ValueError(
-            f"data {name!r} is neither a known set ({', '.join(catalog.DATA)}) nor a path to images"
-            f"{_searched()}"
+            f"data {name!r} is neither a known set ({', '.join(catalog.DATA)}) nor a path to images, also not in "
+            f"the folder SEMISFL_DATA, which is {searched}"
         )
     return _checked(_dataset(source, None, size, like, cache), tested)
 
@@ -115,12 +116,6 @@ def _checked(dataset: Dataset, tested: bool) -> Dataset:
             + "".join(f" ({note})" for note in dataset.notes)
         )
     return dataset
-
-
-def _searched() -> str:
-    place = os.environ.get("SEMISFL_DATA")
-    unset = "; a relative name is looked for here and in the folder SEMISFL_DATA, which is not set"
-    return f", nor in SEMISFL_DATA = {place}" if place else unset
 
 
 def join(labeled: Dataset, unlabeled: Dataset) -> Dataset:

@@ -1,7 +1,7 @@
 """How much of its policy's quotas (rounds, uses and bits per image) a client has used.
 
 Bits are a bound for *each image*. Rows and uploads carry noise, so each carries at most so many bits
-(`semisfl.settings.bits`), and a server that aims makes them carry all of these about one image. Against each
+(`semisfl.settings.policy`), and a server that aims makes them carry all of these about one image. Against each
 image count the rows made of it, both views at every use, and the **whole upload of every round**: a trained bottom
 depends on every image of its round, and the server decides on which most.
 
@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 
 from semisfl.models.split import SplitModel
-from semisfl.settings.bits import round_bits
-from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach
+from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, round_bits
 
 
 def most_uses(steps: int, batch: int, count: int) -> int:

@@ -47,9 +47,9 @@ from semisfl.net.ranges import check_images
 from semisfl.net.terms import placed_model
 from semisfl.runs import checkpoint
 from semisfl.settings import lookup
-from semisfl.settings.bits import feature_bits
 from semisfl.settings.counts import counted
 from semisfl.settings.layer_kinds import named, parse_layers
+from semisfl.settings.policy import feature_bits
 from semisfl.settings.run import ModelConfig
 from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier, Predictions, load, predictions

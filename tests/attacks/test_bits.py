@@ -9,9 +9,8 @@ from torch.nn import functional as F
 
 from semisfl.fleet.noise import GRID, secret_normal
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.settings.bits import round_bits, row_bits
 from semisfl.settings.config import parse
-from semisfl.settings.policy import DevicePolicy, Policy
+from semisfl.settings.policy import DevicePolicy, Policy, round_bits, row_bits
 
 SIDE = 16
 

@@ -14,7 +14,7 @@ from semisfl.cli.main import main
 from semisfl.data.sources import load_data
 from semisfl.runs.start import train
 from semisfl.settings import config as configs
-from semisfl.settings.bits import row_bits
+from semisfl.settings.policy import row_bits
 from tests import toy
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"

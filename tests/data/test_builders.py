@@ -227,8 +227,6 @@ def test_hugging_face_columns_by_name() -> None:
     assert torch.equal(data.images[2], torch.from_numpy(np.array(picture(2)).transpose(2, 0, 1)))
     with pytest.raises(ValueError, match="none of the columns photo is among scan, kind"):
         Dataset.from_hf(both, image="photo", label="kind")
-    with pytest.raises(TypeError, match="dataset is a list; it must be a Hugging Face DatasetDict"):
-        Dataset.from_hf([split])
 
 
 # --- folders, CSV files, TIFF ---------------------------------------------------------------------

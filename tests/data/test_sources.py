@@ -414,7 +414,7 @@ def test_bad_folders(tmp_path):
     (tmp_path / "hole" / "train" / "eel").mkdir()
     refuses("train/eel holds no images .* fill or remove it", tmp_path / "hole")
     refuses("neither a known set .*digits, cifar10.* nor a path to images", tmp_path / "nowhere")
-    refuses("a relative name is looked for here and in the folder SEMISFL_DATA, which is", "gone")
+    refuses("also not in the folder SEMISFL_DATA, which is not set", "gone")
     refuses("neither a known set", "")
     (tmp_path / "a.txt").write_text("")
     refuses("a.txt is no data set", tmp_path / "a.txt")

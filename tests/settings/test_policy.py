@@ -9,7 +9,6 @@ import pytest
 
 from semisfl.fleet.caps import Held, Price, Spent, most_uses
 from semisfl.fleet.consent import about_batch, objections
-from semisfl.settings.bits import row_bits
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.policy import (
     DevicePolicy,
@@ -17,6 +16,7 @@ from semisfl.settings.policy import (
     PolicyBreach,
     parse_policy,
     read_policy,
+    row_bits,
     stricter,
 )
 

@@ -17,8 +17,7 @@ from semisfl.cli.main import main
 from semisfl.fleet.codec import codec_named
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.owner import Approval, NotAccepted, Owner
-from semisfl.settings.bits import row_bits
-from semisfl.settings.policy import DevicePolicy, PolicyBreach
+from semisfl.settings.policy import DevicePolicy, PolicyBreach, row_bits
 from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_server import ModelServer
