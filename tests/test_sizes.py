@@ -33,7 +33,7 @@ BUDGETS = {
     "root": 139,
     "runs": 2205,
     "settings": 832,
-    "use": 952,
+    "use": 932,
     "watch": 650,
 }
 NESTED = ("engine", "fleet", "net")

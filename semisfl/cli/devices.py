@@ -164,7 +164,7 @@ def _serve_model(model: "Classifier", network: "NetworkOptions", signals: StopSi
         signals.wait()
     finally:
         server.close()
-    print(f"stopped after {counted(sum(server.image_counts.values()), 'image')}")
+    print(f"stopped after {counted(server.images, 'image')}")
 
 
 def join(

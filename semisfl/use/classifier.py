@@ -256,16 +256,17 @@ def load(
             "load(path, model=...)"
         )
     try:
-        network = (_from_table(about) if model is None else _from_code(about, model)).float()
+        network = _from_table(about) if model is None else _from_code(about, model)
         parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in weights)]
         for part in parts:
             own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}
-            _load(getattr(network, part), own)
+            getattr(network, part).load_state_dict(own, assign=True)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
         ) from error
-    loaded = Classifier(about, network, digest, file, parts)
+    # Computed in float32, whatever torch's default type is and the file holds.
+    loaded = Classifier(about, network.float(), digest, file, parts)
     loaded.rounds = state.get("round")
     return loaded.to(device)
 
@@ -300,13 +301,6 @@ def _from_code(about: Description, model: Own) -> SplitModel:
     if about.layers is not None:
         check_same(stages, name, parse_layers(about.layers))
     return split(stages, about.shape, about.cut, "none")
-
-
-def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Make ``weights`` those of a module without weights of its own; `RuntimeError` if they do not fit."""
-    like = module.state_dict()
-    same = {k: v.to(like[k].dtype) if k in like else v for k, v in weights.items()}
-    module.load_state_dict(same, assign=True)
 
 
 def find(path: Path) -> Path:

@@ -4,7 +4,6 @@ Each device shows a certificate of the authority, and may not be revoked. gRPC's
 a request and the number of calls; `semisfl.use.split_inference` describes the messages.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote
@@ -32,8 +31,8 @@ The answer waits behind whatever a slow link still has to carry, so the timeout 
 STOP_SECONDS = 2.0
 """Most time for calls in progress to end when the server stops."""
 
-Answer = Callable[[bytes, grpc.ServicerContext, str], bytes]
-"""A function of a request's bytes, its context and the device's name that returns the answer's bytes."""
+Answer = Callable[[bytes, grpc.ServicerContext], bytes]
+"""A function of a request's bytes and its context that returns the answer's bytes."""
 
 
 class ModelServer:
@@ -52,8 +51,8 @@ class ModelServer:
         self._model = model
         self.served = protocol.ServedModel.of(model)
         """The terms of the model, as devices get them."""
-        self.image_counts: Counter[str] = Counter()
-        """Number of images that were classified, by the device's name."""
+        self.images = 0
+        """Number of images that were classified so far."""
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
         # Without it, features near 0 (below 1e-38) would slow a CPU down tenfold.
@@ -91,7 +90,7 @@ class ModelServer:
         """Stop listening, and allow calls in progress a moment to finish."""
         self._server.stop(STOP_SECONDS).wait()
 
-    def _guard(self, answer: Answer) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def _guard(self, answer: Answer) -> Answer:
         """Return a gRPC handler that calls ``answer`` for devices with access.
 
         A refused request gets a gRPC status with the reason, and a line in the audit log.
@@ -104,7 +103,7 @@ class ModelServer:
                     certificate = self._trust.certificate_of(context)
                     device = certificate.name
                     self._trust.admit(certificate)
-                return answer(request, context, device)
+                return answer(request, context)
             except Refused as refusal:
                 code, reason = refusal.code, refusal.reason
             except ValueError as error:
@@ -125,7 +124,7 @@ class ModelServer:
             raise WireError("this server holds the top alone; give the bottom's file (--bottom)")
         return b"".join(encode("bottom", {}, self._model.network.bottom.state_dict()))
 
-    def _features(self, request: bytes, context: grpc.ServicerContext, device: str) -> bytes:
+    def _features(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer ``Features`` with the class probabilities that the top computes."""
         metadata = dict(context.invocation_metadata())
         rows, codec = int(metadata.get(protocol.ROWS, "0")), metadata.get(protocol.CODEC, "")
@@ -142,5 +141,5 @@ class ModelServer:
         if not torch.isfinite(features).all():
             raise WireError("features hold NaN or Inf")
         probabilities = self._model.answer(features)
-        self.image_counts[device] += rows
+        self.images += rows
         return b"".join(encode("answers", {}, {"probabilities": probabilities}))

@@ -116,11 +116,6 @@ def _check_foreign(model: Any) -> None:
         raise ValueError(f"it has the operator {unknown[0]}, which no exported bottom needs")
 
 
-def _line(error: Exception) -> str:
-    """Return an error of onnxruntime in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 class File:
     """An ONNX file of one input and one output, which onnxruntime runs on the CPU when it is called."""
 
@@ -134,7 +129,6 @@ class File:
         with needs_onnx():
             import onnx
             import onnxruntime
-        self._path = path
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # errors are raised
         options.intra_op_num_threads = torch.get_num_threads()
@@ -147,15 +141,12 @@ class File:
                 content, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime has a class of its own for each way to fail
-            raise ValueError(f"{path} cannot be used as an ONNX file: {_line(error)}") from error
+            raise ValueError(f"{path} cannot be used as an ONNX file: {error}") from error
         self.input = self._session.get_inputs()[0].name
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the output for a batch of inputs; raise `ValueError` if onnxruntime fails."""
-        try:
-            (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
-        except Exception as error:
-            raise ValueError(f"{self._path} cannot be run: {_line(error)}") from error
+        """Return the output for a batch of inputs."""
+        (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
         return torch.from_numpy(outputs)
 
     @property

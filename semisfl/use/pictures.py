@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops
+from PIL import Image
 from torch import Tensor
 
-from semisfl.data.decode import GREY_MODES, check_mode, open_image, pixels_of, reason
+from semisfl.data.decode import check_mode, open_image, pixels_of, reason
 from semisfl.data.folder import SUFFIXES, images_below
 from semisfl.models.shapes import Shape
 
@@ -115,30 +115,17 @@ def content_digest(picture: Picture | Tensor) -> str:
 
 
 def read(picture: Picture, shape: Shape) -> np.ndarray:
-    """Return a picture as uint8 of ``shape`` [C, H, W]; `ValueError` gives the reason if it cannot be read."""
+    """Return a picture as uint8 of ``shape`` [C, H, W]; raise `ValueError` with the reason if it cannot be read.
+
+    As in training, a colour image becomes grey for a model of grey images, and a grey one gets three channels for
+    a model of colour images.
+    """
+    channels, height, width = shape
     try:
         if isinstance(picture, Image.Image):
             check_mode(picture)
-            return _pixels(picture, shape)
+            return pixels_of(picture, (width, height), channels)
         with open_image(Path(picture)) as image:
-            return _pixels(image, shape)
+            return pixels_of(image, (width, height), channels)
     except Exception as error:  # a damaged file can raise nearly anything inside a decoder
         raise ValueError(reason(error)) from error
-
-
-def _pixels(image: Image.Image, shape: Shape) -> np.ndarray:
-    """Decode and resize an image; raise `ValueError` for a colour image where the model takes grey ones."""
-    channels, height, width = shape
-    # Grey images become colour without loss, as in training; colour images are never made grey.
-    if channels == 1 and image.mode not in GREY_MODES and not _is_grey(image):
-        raise ValueError(
-            f"it is in colour (mode {image.mode}) and the model was trained on grey images; convert it"
-        )
-    return pixels_of(image, (width, height), channels)
-
-
-def _is_grey(image: Image.Image) -> bool:
-    """Return whether a colour image has only grey pixels."""
-    red, green, blue = image.convert("RGB").split()
-    pairs = ((red, green), (green, blue))
-    return all(ImageChops.difference(*pair).getbbox() is None for pair in pairs)

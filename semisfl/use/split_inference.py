@@ -383,11 +383,6 @@ class ModelClient:
         rows = rows_per_call(self.model.features, self._codec)
         return predictions(listed, self.model.shape, self.model.classes, self._answers, rows)
 
-    def probabilities(self, images: Tensor) -> Tensor:
-        """Return the class probabilities [n, classes] of at most `MOST_ROWS` uint8 images [n, C, H, W]."""
-        self._spend(images)
-        return self._answers(images)
-
     @property
     def summary(self) -> str:
         """Return one line: how many bits about each image its features carry at most."""

@@ -18,6 +18,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from semisfl.settings import catalog
+from semisfl.use import pictures
 from semisfl.use.evaluation import evaluate_on
 from tests import toy
 from tests.net.harness import network, tiny
@@ -125,20 +126,13 @@ def test_unreadable_images_are_listed_with_the_reason(trained: Trained, tmp_path
     assert "no image of PNG" in predictions.skipped[0].reason
 
 
-def test_colour_is_refused_by_a_model_of_grey_images(tmp_path: Path) -> None:
-    from semisfl.use import pictures
-
-    Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "grey.png")
-    Image.new("RGB", (8, 8), (9, 9, 10)).save(tmp_path / "colour.png")
-    files = [tmp_path / "grey.png", tmp_path / "colour.png"]
-    (batch,) = pictures.batches(files, (1, 8, 8))
-    assert batch.names == [str(files[0])], "grey, though saved as colour"
-    assert batch.images.shape == (1, 1, 8, 8) and int(batch.images.max()) == 9
-    (skipped,) = batch.skipped
-    assert skipped.reason.startswith("it is in colour (mode RGB) and the model was trained on grey")
-    Image.new("RGB", (8, 8), (9, 9, 10)).convert("P").save(tmp_path / "palette.png")
-    ((_, reason),) = next(pictures.batches([tmp_path / "palette.png"], (1, 8, 8))).skipped
-    assert reason.startswith("it is in colour (mode P) ")
+def test_images_become_grey_or_colour_as_the_model_needs(tmp_path: Path) -> None:
+    file = tmp_path / "colour.png"
+    Image.new("RGB", (8, 8), (30, 60, 90)).save(file)
+    (batch,) = pictures.batches([file], (1, 8, 8))
+    assert batch.images.unique().tolist() == [54], "0.299 R + 0.587 G + 0.114 B"
+    (batch,) = pictures.batches([Image.new("L", (4, 4), 7)], (3, 8, 8))
+    assert batch.images.shape == (1, 3, 8, 8) and batch.images.unique().tolist() == [7]
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 13)], ids=str)

@@ -92,7 +92,7 @@ def test_features_are_clipped_and_noisy_and_the_noise_is_not_repeated(
     limits = owner(server, DevicePolicy(**NOISY))
     with connect(server, authority, owner=limits) as client:
         for _ in range(200):
-            client.probabilities(PIXELS)
+            client.predict(PIXELS)
         bits = row_bits(server.served.features, NOISY["noise"])
         assert f"at most {bits:.1f} bits of each image" in client.summary
     sent = torch.stack(rows)
@@ -109,7 +109,7 @@ def test_the_policys_codec_is_used_and_a_finer_one_refused(
     rows = overheard(server, monkeypatch)
     strict = owner(server, DevicePolicy(codec="int4"))
     with connect(server, authority, owner=strict) as client:
-        client.probabilities(PIXELS)
+        client.predict(PIXELS)
     (sent,) = rows
     expected = codec_named("int4").roundtrip(server._model.features(PIXELS))
     torch.testing.assert_close(sent, expected)
@@ -268,7 +268,7 @@ def test_a_file_that_gives_more_rows_than_images_sends_nothing(
         connect(server, authority, bottom=path, owner=device) as client,
         pytest.raises(ValueError, match="the bottom gives"),
     ):
-        client.probabilities(PIXELS[:3])
+        client.predict(PIXELS[:3])
     assert not rows
 
 

@@ -47,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def assert_answers(client: ModelClient, model: Classifier, close: float = 1e-6) -> None:
     expected = model.probabilities(PIXELS)
-    torch.testing.assert_close(client.probabilities(PIXELS), expected, rtol=0, atol=close)
+    torch.testing.assert_close(client.predict(PIXELS).probabilities, expected, rtol=0, atol=close)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_split_inference_gives_the_answers_of_the_whole_model(
     with connect(server, authority, codec=codec) as client:
         assert (client.model.classes, client.model.shape) == (model.classes, model.shape)
         assert_answers(client, model, close)
-        assert not len(client.probabilities(PIXELS[:0]))
+        assert not len(client.predict(PIXELS[:0]).probabilities)
 
 
 @pytest.mark.parametrize("form", ["onnx", "safetensors"])
@@ -138,7 +138,7 @@ def test_halves_of_two_models_are_told_apart(
     with connect(server, authority) as client:
         client.model = client.model.model_copy(update={"identity": other.identity})
         with pytest.raises(ValueError, match="is not the other half of this server's model"):
-            client.probabilities(PIXELS)
+            client.predict(PIXELS)
 
 
 def test_unknown_and_revoked_devices_are_refused(
@@ -147,7 +147,7 @@ def test_unknown_and_revoked_devices_are_refused(
     with connect(server, authority, "stolen") as client:
         certs.revoke(authority, "stolen")
         with pytest.raises(ValueError, match="the certificate of stolen is revoked"):
-            client.probabilities(PIXELS)
+            client.predict(PIXELS)
     assert "identity=stolen" in caplog.text
     certs.make_authority(tmp_path / "other")
     certs.make_client(tmp_path / "other", "camera")
