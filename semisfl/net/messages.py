@@ -79,6 +79,7 @@ Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def table(state: Mapping[str, Tensor]) -> Table:
+    """Return shape and dtype of every tensor, by name."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
 
 
@@ -152,6 +153,7 @@ class Schemas:
 
     @cached_property
     def split_alone(self) -> Schema:
+        """Return the frame that begins a split round for a client that uses its own bottom as teacher."""
         return Schema(SPLIT, self._state("bottom", self.bottom))
 
     @cached_property
@@ -163,6 +165,7 @@ class Schemas:
 
     @cached_property
     def gradients(self) -> Schema:
+        """Return the frame of one step's gradients, a row per image."""
         rows = self._rows(self.config.wire.gradients)
         return Schema({"round": int, "step": int}, {"gradients": rows})
 

@@ -11,7 +11,7 @@ from semisfl.settings.config import Config
 
 
 class Range(NamedTuple):
-    """Hold the least and the greatest value allowed."""
+    """The least and the greatest value allowed, both included."""
 
     least: float
     greatest: float
@@ -54,7 +54,10 @@ def check(name: str, value: float, allowed: Range) -> None:
 
 
 def check_settings(config: Config) -> None:
-    """Raise `WireError` for the first setting of a run's terms that is outside its range."""
+    """Raise `WireError` for the first setting of a run's terms that is outside its range.
+
+    Settings that the run's method does not have are skipped.
+    """
     for name, allowed in TERMS.items():
         value: Any = config
         for part in name.split("."):
@@ -66,7 +69,10 @@ def check_settings(config: Config) -> None:
 def check_images(
     shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
-    """Raise `WireError` for the first number about images that is outside its range."""
+    """Raise `WireError` for the first number about images that is outside its range.
+
+    ``shape`` is channels, height and width in pixels; ``mean`` and ``std`` have one value per channel.
+    """
     numbers: list[tuple[str, float]] = [
         *zip(("channels", "height", "width"), shape, strict=True),
         ("classes", classes),

@@ -66,7 +66,6 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
             ["--listen", "::1:0"],
             r"'::1:0' is not HOST:PORT; IPv6 is written as \[2001:db8::7\]:8443",
         ),
-        (["--listen", "unix:8443"], "'unix:8443' is not HOST:PORT"),
         (["--metrics", "nowhere"], "--metrics 'nowhere' is not HOST:PORT"),
         (["--watch", "0.0.0.0:0"], "--watch 0.0.0.0:0 is not a loopback address, so a token"),
     ):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import queue
 import socket
 import threading
 import time
@@ -430,13 +429,12 @@ def poisoning(
 class Proxy:
     """A TCP relay that counts what passes and can fall silent without closing anything."""
 
-    def __init__(self, target: str, rate: float | None = None, delay: float = 0.0) -> None:
-        """``rate``: bytes a second, if it is to be slow; ``delay``: seconds; both in each direction."""
+    def __init__(self, target: str, rate: float | None = None) -> None:
+        """``rate``: bytes per second in each direction, if it is to be slow."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.up = self.down = 0
         self.rate = rate
-        self._delay = delay
         self.silent = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -456,33 +454,7 @@ class Proxy:
                 continue
             self._sockets += [near, far]
             for source, sink, way in ((near, far, "up"), (far, near, "down")):
-                if self._delay:
-                    sink = self._delayed(sink)
                 threading.Thread(target=self._relay, args=(source, sink, way), daemon=True).start()
-
-    def _delayed(self, sink: socket.socket) -> socket.socket:
-        """Return a socket whose bytes reach ``sink`` later."""
-        near, far = socket.socketpair()
-        on_the_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-
-        def enter() -> None:
-            data = b"-"
-            while data:
-                data = far.recv(1 << 20)
-                on_the_way.put((time.monotonic() + self._delay, data))
-
-        def leave() -> None:
-            while True:
-                due, data = on_the_way.get()
-                time.sleep(max(0.0, due - time.monotonic()))
-                if not data:
-                    return sink.close()
-                with contextlib.suppress(OSError):
-                    sink.sendall(data)
-
-        for work in (enter, leave):
-            threading.Thread(target=work, daemon=True).start()
-        return near
 
     def _relay(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         try:

@@ -28,7 +28,7 @@ from semisfl.net.server.listener import open_port
 from semisfl.net.server.trust import Trust
 from semisfl.net.terms import Terms
 from semisfl.settings.config import Config
-from tests.net.harness import CLASSES, SIDE, Proxy, tiny
+from tests.net.harness import CLASSES, SIDE, tiny
 from tests.processes import Forked
 
 
@@ -223,16 +223,10 @@ def attacked(
     most: int = 10**10,
     seconds: float = 60,
     approves: bool = True,
-    delay: float = 0.0,
 ) -> Any:
-    """Let a device process join a rogue server; return how it ended and what the server heard.
-
-    ``delay``: seconds of the way between them.
-    """
+    """Let a device process join a rogue server; return how it ended and what the server heard."""
     with rogue(script) as server:
         address = f"127.0.0.1:{server.port}"
-        if delay:
-            address = f"127.0.0.1:{Proxy(address, delay=delay).port}"
         join = ["join", address, "--data", str(images), "--insecure-loopback", "--name", "one"]
         ended = run_device([*join, "--device", "cpu", *words], most, seconds, approves)
         return ended, server

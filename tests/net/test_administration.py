@@ -1,7 +1,6 @@
 """A fleet is administered: places are freed, devices listed and removed, and it may grow at a resume."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,6 @@ import pytest
 from semisfl.cli.main import main
 from semisfl.files import read_json
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.frames import encode
 from semisfl.net.messages import REVOKED
 from semisfl.net.server.roster import REMOVED, Roster, remove_device
 from semisfl.net.server.sessions import STRIKES
@@ -21,7 +19,7 @@ from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import Client, Network, certificates, network, on_loop, tiny, until
+from tests.net.harness import Client, Network, certificates, network, tiny, until
 
 
 @contextmanager
@@ -201,33 +199,6 @@ def test_a_removed_and_a_quarantined_device_do_not_belong_to_the_run(tmp_path: P
         assert set(net.fleet.members()) == {0}
 
 
-def test_a_device_that_is_removed_just_before_it_is_ready_does_not_take_its_place_back(
-    tmp_path: Path,
-) -> None:
-    """It came back to its place; its answer is read before the loop gets to close its connection."""
-    loads = threading.Event()
-    with administered(tmp_path / "run", 1) as (net, directory):
-        net.fleet.roster.enrol("plaintext:client-0", 12)
-        images = net.data.images[:12]
-
-        def load(_: Any) -> tuple[Any, int]:
-            loads.wait(10)
-            return images, 0
-
-        net.join(0, load=load)
-        table = net.fleet.sessions
-        until(lambda: "plaintext:client-0" in table._latest)
-        session = table._latest["plaintext:client-0"]
-        digest = net.fleet._schemas.digest
-        ready = encode("ready", {"model": digest, "images": 12, "skipped": 0}, {})
-
-        async def removed_then_ready() -> None:
-            remove(net, directory, "plaintext:client-0")
-            table._arrived(session, 1, bytearray(b"".join(ready)))
-
-        on_loop(removed_then_ready())
-        loads.set()
-        assert not net.fleet.roster.index and not net.fleet.present()
 
 
 def test_an_old_revoked_certificate_does_not_free_its_devices_place(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Decide which clients may not come in, and say why."""
+"""Decide which devices may not come in, and say why.
+
+What a device says of itself is checked twice: its hello (version, run, codecs, methods, policy) before it is sent the
+terms, and its ready (model, images) before it gets a place. `semisfl.net.server.trust` checks its certificate.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -17,6 +21,7 @@ from semisfl.settings.policy import DevicePolicy, parse_policy
 from semisfl.settings.sections import ConfigError
 
 HANDSHAKE_SECONDS = 10.0
+"""Most time for the TLS handshake of a connection, and for its hello."""
 MOST_IMAGES = 10_000_000
 """Most images that a client may report as held or unreadable. More do not fit a device's memory. A false
 report must neither distort |D_l| / |D| nor cost the server memory."""
@@ -27,12 +32,19 @@ _audit = logging.getLogger("semisfl.audit")
 
 
 def audit(peer: str, identity: str, reason: str) -> None:
-    """Log one line about a refusal."""
+    """Log one line about a refusal: the address, the device's name (``?`` before it is known) and the reason.
+
+    Lines of this form go to the logger ``semisfl.audit``, for tools that watch a server.
+    """
     _audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
 
 
 class Refused(Exception):
-    """Raised when a client may not come in, with the reason and who states it."""
+    """Raised when a device may not come in.
+
+    ``code`` is the status of gRPC that it hears: some are final, after others it tries again
+    (`semisfl.net.client.rejection`). ``by`` says who states the ``reason``: the server, or the device's own policy.
+    """
 
     def __init__(
         self, code: grpc.StatusCode, reason: str, by: Literal["server", "device"] = "server"
@@ -48,7 +60,10 @@ UNFIT = grpc.StatusCode.FAILED_PRECONDITION
 
 
 def check_hello(fields: Mapping[str, Any], identity: str, terms: Terms, roster: Roster) -> None:
-    """Raise `Refused` unless the device with this hello fits the run and has or finds a place in it."""
+    """Raise `Refused` unless the device with this hello fits the run and has or finds a place in it.
+
+    ``fields`` are those of `messages.HELLO`; ``identity`` is the device's name, from its certificate if it has one.
+    """
     if fields["protocol"] != PROTOCOL:
         raise Refused(
             UNFIT,

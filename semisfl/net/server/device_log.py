@@ -17,6 +17,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -88,7 +89,7 @@ class DeviceLog:
             self._renew.clear()
             ended = self._ended.is_set()
             content = json.dumps({"time": timestamp(), **status()}).encode()
-            self._write(lambda content=content: write_whole(path, content))
+            self._write(partial(write_whole, path, content))
 
     def _write(self, write: Callable[[], None]) -> None:
         try:

@@ -1,8 +1,15 @@
-"""Give a method access to clients on other machines.
+"""Give a method access to clients on other machines: the `Fleet` of a network run.
 
-Torch work stays in the caller's thread; streams live on a loop in another. A client that does not
-answer, or sends impossible values, is left out of the rest of the round. Results name the clients
-that did answer.
+Two threads meet here. Torch work, and all waiting for answers, stays in the caller's thread; the devices' streams
+live on an asyncio loop in another. The parts:
+
+- `Listener` and `Sessions` (on the loop): who connects, who may come in, who has which place;
+- `Questions` (caller's thread): one question per client at a time, its deadline, and the checks of its answer;
+- `ServerSplitRound`, `ServerFullRound`: which frames a round consists of;
+- `Waiting`: who is drawn for the next round, and the wait until a quorum is there.
+
+A client that does not answer, or sends impossible values, is left out of the rest of the round. Results name the
+clients that did answer.
 """
 
 import logging
@@ -62,7 +69,7 @@ LARGEST_CLAIM = 10
 
 
 class NetworkFleet:
-    """Run the server's side over the network."""
+    """The server's side of a network run; see `semisfl.fleet.base.Fleet`."""
 
     capturable = False
 
@@ -238,6 +245,7 @@ class NetworkFleet:
         return name
 
     def _tell_held_back(self, client: int, why: str) -> None:
+        """Log that a robust rule gave a client less than its full weight, and record it as an event."""
         name = self._questions.name(client)
         log.warning("%s is held back: %s", name, why)
         self.device_log.note("held_back", name, client=client, reason=why)
@@ -249,6 +257,7 @@ class NetworkFleet:
             raise AbnormalValues(f"the values that the server computed are impossible: {fault}")
 
     def _check_quorum(self, answered: int) -> None:
+        """Abort the round if fewer clients than the quorum ``answered``; those left out are passed over."""
         quorum, out = self.config.network.quorum, self._questions.left_out
         if answered < quorum:
             names = [self._questions.name(client) for client in sorted(out)]

@@ -1,4 +1,8 @@
-"""The server's side of a full-model round, with every client at its own pace."""
+"""The server's side of a full-model round, with every client at its own pace.
+
+A client is sent the states that its work starts from. Its answer is a result, or that it has nothing to add, or a
+request for one more state, which is the next question. So clients need not wait for each other.
+"""
 
 import math
 from collections import defaultdict
@@ -31,6 +35,7 @@ class ServerFullRound:
         device: torch.device,
         questions: Questions,
     ) -> None:
+        """Take the ``plan`` of a round of ``work``, and the ``device`` that results are moved to."""
         self.results: dict[int, ClientResult] = {}
         """The result of each client that has answered."""
         self._schemas, self._work, self._plan, self._device = schemas, work, plan, device
@@ -56,6 +61,7 @@ class ServerFullRound:
         self._send(client, states, b"".join(encode("full", fields, {})))
 
     def _send(self, client: int, states: Mapping[str, State], *before: bytes) -> None:
+        """Send ``states`` after the frames ``before``, and await a result, a refusal, or a request for a state."""
         sizes: dict[Kind, int] = {}
         for name, state in states.items():
             kind = self._plan.kinds.get(name, "model")
@@ -84,6 +90,7 @@ class ServerFullRound:
             self.results[client] = ClientResult(client, states, numbers)
 
     def _send_fetched(self, client: int, name: str) -> None:
+        """Send the state ``name``, which the client asks for; raise `WireError` if it may not."""
         if name not in self._plan.on_request or name in self._fetched[client]:
             raise WireError(
                 f"it asks for state {name[:40]!r}, which is not here or was sent before"

@@ -1,4 +1,9 @@
-"""Listen for devices, admit or refuse them and serve their streams; every refusal leaves an audit line."""
+"""Listen for devices, admit or refuse them and serve their streams; every refusal leaves an audit line.
+
+Each device opens one bidirectional gRPC stream and keeps it open; that passes NAT, and needs no port on the device.
+With certificates TLS checks both sides before the first byte reaches this program, and `Trust` then looks at
+revocation. Without certificates the listener only takes connections of this machine's own loopback.
+"""
 
 import asyncio
 import contextlib
@@ -85,6 +90,7 @@ class Listener:
     async def _refuse(
         self, context: grpc.aio.ServicerContext, identity: str, refusal: Refused
     ) -> None:
+        """Record a refusal, and end the stream with its reason."""
         self._sessions.device_log.refused(context.peer(), identity, refusal.reason, refusal.by)
         await abort(context, refusal.code, refusal.reason)
 
@@ -138,6 +144,7 @@ class Listener:
         return decode(complete[1], {"hello": messages.HELLO})
 
     async def _run(self, session: Session, context: grpc.aio.ServicerContext) -> None:
+        """Serve a session to its end, and tell a goodbye of the device from a lost connection."""
         ending = await session.run()
         # Close first: saying goodbye over a dead connection may never return.
         self._sessions.close(session)
@@ -156,11 +163,11 @@ class Listener:
         self._stop_thread()
 
     async def _stop(self, code: grpc.StatusCode, reason: str) -> None:
+        """Say goodbye, and wait a moment for devices that just lost their connection: they would try for ever."""
         self._finished = code is grpc.StatusCode.OK
         now, lost = time.monotonic(), self._sessions.lost
         away = {name for name, since in lost.items() if now - since < RETURN_SECONDS}
         self._sessions.say_goodbye(code, reason)
-        # A device that has just lost its connection tries again, and would try for ever.
         while self._finished and away & lost.keys() and time.monotonic() < now + RETURN_SECONDS:
             await asyncio.sleep(0.1)
         await self._server.stop(2.0)

@@ -1,4 +1,16 @@
-"""Ask devices and check their answers: the one place where a round's frames are sent and received."""
+"""Ask devices and check their answers: the one place where a round's frames are sent and received.
+
+A round of any method is a number of questions to each client, one at a time. `NetworkFleet` asks them through
+`ServerSplitRound` or `ServerFullRound`, and then calls `Questions.collect`, which waits for all answers. A client
+drops out of the round, and only of this round, when
+
+- it is not here, or its connection breaks;
+- it makes no progress for ``network.deadline`` seconds;
+- its answer breaks the protocol, has impossible values, or is a refusal by its own policy.
+
+Every byte count of a network run is made here. What was sent to a client counts once its answer proves that it
+arrived; so a client that dies leaves the same counts, however much of a question was on its way.
+"""
 
 import logging
 import queue
@@ -43,7 +55,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that waits for its answer."""
+    """A question that waits for its answer, from the session that it was sent to."""
 
     session: Session
     ticket: int
@@ -52,7 +64,10 @@ class Question:
 
 
 class Questions:
-    """Ask at most one question per client at a time. Only the thread that trains uses this."""
+    """Ask at most one question per client at a time, and hold what is known about the round's clients.
+
+    Only the thread that trains uses this. Answers reach it through `Sessions.inbox`.
+    """
 
     def __init__(
         self,
@@ -71,13 +86,16 @@ class Questions:
         self.last_seconds: Mapping[str, float] = {}
         """How long the answers of each device took in the last round, with its repetitions, in seconds."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        """The same for the round under way."""
         self._slowest: str | None = None
         self._deadline, self._sessions = config.network.deadline, sessions
         self._traffic, self._held_back, self._stop = traffic, held_back, stop
         self._open: dict[int, Question] = {}
+        """The question that each client has not answered yet."""
         self._of_round: dict[int, Session] = {}
         """The session of each client when it was first asked in this round."""
         self._answered: set[int] = set()
+        """The clients whose last question of this round is answered."""
         self._unproven: defaultdict[int, list[Mapping[Kind, int]]] = defaultdict(list)
         """Bytes sent to each client since its last answer. They count once an answer proves that they arrived."""
 
@@ -147,6 +165,7 @@ class Questions:
         self._judge(faults, taken - self.left_out)
 
     def _judge(self, faults: Mapping[int, str], good: set[int]) -> None:
+        """Count each impossible answer as a breach, unless more clients sent one than not."""
         if len(faults) > len(good):
             some = next(iter(faults.values()))
             raise AbnormalValues(f"most devices answer with impossible values: {some}")
@@ -183,6 +202,7 @@ class Questions:
         return frame
 
     def _pass_on(self, question: Question, frame: Frame, take: Take) -> None:
+        """Give an answer to ``take``, which may refuse it."""
         client = question.session.client
         if frame.kind == "features":
             self.note_size("features", client, largest(frame.tensors["student"]))
@@ -196,6 +216,7 @@ class Questions:
         self.sizes[kind][client] = max(size, self.sizes[kind].get(client, 0.0))
 
     def _refuse(self, session: Session, error: WireError) -> None:
+        """Leave a client out and disconnect it: its answer breaks the protocol."""
         self._leave_out(session.client, str(error))
         self._sessions.offend(session, str(error))
 
@@ -227,6 +248,10 @@ class Questions:
         return min(0.5, max(0.0, earliest + self._deadline - time.monotonic()))
 
     def _leave_out_overdue(self) -> None:
+        """Leave out the clients without progress for a deadline.
+
+        They are far too slow if most others have answered; of two clients nobody can say who is slow.
+        """
         now = time.monotonic()
         overdue = [
             client
@@ -248,6 +273,7 @@ class Questions:
         self._sessions.device_log.note("left_out", name, client=client, reason=reason)
 
     def _close(self, question: Question) -> None:
+        """Wait for this answer no longer, and add up how long the wait for it took."""
         client = question.session.client
         del self._open[client]
         self._answered.add(client)

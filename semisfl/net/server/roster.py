@@ -1,4 +1,8 @@
-"""Give each client a place, which it keeps until it is removed, and remember how many images it holds."""
+"""Give each client a place, which it keeps until it is removed, and remember how many images it holds.
+
+The place is the client's index in the run: it seeds its draws, and its bytes are counted under it. The roster is
+``roster.json`` in the run's directory and part of every checkpoint.
+"""
 
 import json
 import logging

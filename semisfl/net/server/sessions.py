@@ -1,4 +1,13 @@
-"""The devices of a run: the session of each that is here, and who is kept out."""
+"""The devices of a run: the session of each that is here, and who is kept out.
+
+A device that connects sends a hello. If it may come in, `Sessions.open` gives it a session and welcomes it with the
+terms of the run. The device loads its images and answers that it is ready; then it gets a place in the roster, is told
+its index, and may be drawn for rounds. Its session ends with its stream. A device that comes back gets a new session
+and keeps its place.
+
+A device stays out if its certificate is revoked, if the operator removed it, or after STRIKES breaches of the
+protocol. The first two free its place for another device.
+"""
 
 import logging
 import queue
@@ -114,6 +123,7 @@ class Sessions:
         return session
 
     def _check(self, identity: str) -> None:
+        """Raise `Refused` for a device in quarantine, or one that the operator removed."""
         if self.strikes[identity] >= STRIKES:
             reason = f"{identity} is in quarantine after {STRIKES} breaches of the protocol"
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
@@ -122,6 +132,7 @@ class Sessions:
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
 
     def _arrived(self, session: Session, ticket: int, data: bytearray) -> None:
+        """Take a frame from a session's stream: its ready, or an answer for the thread that trains."""
         if session.forgotten:
             return
         if session.client >= 0:
@@ -136,6 +147,7 @@ class Sessions:
             self.disconnect(session, refusal)
 
     def _enrol(self, session: Session, ready: Frame) -> None:
+        """Give the device its place; raise `Refused` if there is none, or it cannot be written down."""
         check_ready(ready.fields, self._schemas)
         name, images, skipped = session.identity, ready.fields["images"], ready.fields["skipped"]
         serial = session.certificate.serial if session.certificate else None

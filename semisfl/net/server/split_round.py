@@ -1,4 +1,11 @@
-"""The server's side of a split round: what each client is sent and must answer, step by step."""
+"""The server's side of a split round: what each client is sent and must answer, step by step.
+
+One step of a client is one question and one answer:
+
+    weights of the round         ->  features of step 0
+    gradients of step 0          ->  features of step 1
+    gradients of the last step   ->  the trained bottom
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +52,7 @@ class ServerSplitRound:
             "ema": plan.teacher_decay is not None,
             "decay": float(plan.teacher_decay or 0.0),
         }
-        states, sizes = {"bottom": plan.bottom}, {}
+        states = {"bottom": plan.bottom}
         sizes: dict[Kind, int] = {"model": payload_bytes(schemas.split_alone)}
         if teacher:
             states["teacher"] = plan.teacher_bottom

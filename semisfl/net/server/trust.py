@@ -36,7 +36,11 @@ class ClientCertificate:
 
 
 class Trust:
-    """Read ``folder``: authority.crt, server.crt, server.key and revoked.txt, and nothing else."""
+    """Read ``folder``: authority.crt, server.crt, server.key and revoked.txt, and nothing else.
+
+    Raise `CertError` if the server's own certificate cannot be read or has expired. Files that change later are read
+    again: the certificate before each handshake, the list before each admission and each round.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -76,6 +76,7 @@ class Waiting:
         deadline to arrive, so that a restarted run goes on with the same clients.
         """
         started, everyone = time.monotonic(), max(self._active, len(self._sessions.roster.index))
+        verb = "goes on" if self._settled else "starts"
         self._pause()
         if not self._settled:
             self.wait(self._network.quorum)
@@ -90,7 +91,7 @@ class Waiting:
         if self.state is not None:
             self._set_state(None)
             if here >= everyone:
-                log.info("all %s are here; training goes on", counted(here, "device"))
+                log.info("all %s are here; training %s", counted(here, "device"), verb)
             else:
                 waited = time.monotonic() - started
                 log.warning("going on after %.0f s with %s", waited, counted(here, "device"))
