@@ -26,7 +26,7 @@ BUDGETS = {
     "methods": 1194,
     "metrics": 138,
     "models": 837,
-    "net": 394,
+    "net": 388,
     "net/client": 1453,
     "net/server": 1330,
     "net/tls": 406,

@@ -199,8 +199,6 @@ def test_a_removed_and_a_quarantined_device_do_not_belong_to_the_run(tmp_path: P
         assert set(net.fleet.members()) == {0}
 
 
-
-
 def test_an_old_revoked_certificate_does_not_free_its_devices_place(tmp_path: Path) -> None:
     """An attacker who found it knocks; the device has a renewed one."""
     place = certificates(tmp_path / "authority", 1)

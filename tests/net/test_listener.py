@@ -351,8 +351,6 @@ def test_a_client_revoked_while_the_run_is_paused_does_not_take_part(tmp_path: P
         assert not ready.is_alive() and net.fleet.present() == [1, 2]
 
 
-
-
 def test_a_connection_that_was_given_up_does_not_fence_its_successor(
     net: Network, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -124,17 +124,15 @@ class Trust:
 
     def check(self, certificate: ClientCertificate) -> None:
         """Raise `Refused` if a device with this certificate may not be connected."""
-        name = certificate.name
+        label = f"the certificate of {certificate.name}"
         if self.is_revoked(certificate.serial):
-            reason = f"the certificate of {name} {REVOKED}"
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{label} {REVOKED}")
         # The other reasons are not final: a device reads its files again, and may find a new certificate.
         if certificate.valid_until <= datetime.now(UTC):
             until = credentials.moment(certificate.valid_until)
-            reason = f"the certificate of {name} expired on {until}"
-            raise Refused(grpc.StatusCode.UNAVAILABLE, reason)
+            raise Refused(grpc.StatusCode.UNAVAILABLE, f"{label} expired on {until}")
         if not _signed(certificate.pem, self._own.authority):
-            reason = f"the certificate of {name} is not of the authority that this server has now"
+            reason = f"{label} is not of the authority that this server has now"
             raise Refused(grpc.StatusCode.UNAVAILABLE, reason)
 
     def is_revoked(self, serial: int) -> bool:
