@@ -84,7 +84,7 @@ def estimate(
 ) -> None:
     """Time a round of each method here, and print how long the missing runs would take."""
     from reproduction import make
-    from reproduction.paper.estimate import show_estimate
+    from reproduction.make import show_estimate
 
     grid = make.Grid.of(names, out, only or (), rounds, seeds, stand_ins)
     show_estimate(grid.missing, device)
@@ -128,24 +128,36 @@ def unpack(
 
 @app.command()
 def bench(
-    preset: Annotated[
-        str | None, typer.Argument(help="Default: several; with --client, cifar10.")
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="PRESET[:MODEL[:METHOD]]...; default: every method on several presets."
+        ),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Time only SemiSFL and Supervised-only.")
-    ] = False,
-    client: Annotated[
-        bool, typer.Option("--client", help="Measure this machine as one client.")
-    ] = False,
+    images: Annotated[int, typer.Option(help="Synthetic images.")] = 3000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time.")] = 3,
+    kernels: Annotated[
+        Path | None, typer.Option(help="Folder for the longest kernels of a round of each item.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Time rounds with synthetic images; print JSON, or the profile of a client for `semisfl plan`."""
-    from reproduction.benchmarks import bench as timing
+    """Time rounds with synthetic images; print a line of JSON per item."""
+    from reproduction.benchmarks import rounds as timing
+    from semisfl.engine.hardware import Hardware
 
-    if client:
-        print(timing.client_profile(preset or "cifar10", device))
-    else:
-        print(json.dumps(timing.timings(device, quick, [preset] if preset else ()), indent=2))
+    options = timing.Options(device, images, rounds, kernels)
+    for row in timing.measure(items or timing.usual_items(str(Hardware(device).device)), options):
+        print(json.dumps(row), flush=True)
+
+
+@app.command()
+def client(
+    preset: Annotated[str, typer.Argument(help="A preset.")] = "cifar10", device: Device = "auto"
+) -> None:
+    """Measure this machine as one client; print a profile for `semisfl plan --profile`."""
+    from reproduction.benchmarks.rounds import client_profile
+
+    print(client_profile(preset, device))
 
 
 @app.command()
@@ -170,8 +182,8 @@ def poisoning(
     values = values_of(preset, settings)
     first = int(values.get("seed", 0))
     jobs = grid.listed(
-        grid.choose(attacks, grid.ATTACKS, "attack"),
-        grid.choose(rules, grid.rules(), "rule"),
+        grid.choose(attacks, grid.ATTACKS),
+        grid.choose(rules, grid.rules()),
         [float(share) for share in words_of(shares)],
         range(first, first + seeds),
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from reproduction.paper import drawn, written
 from reproduction.paper.exhibits import EXHIBITS
 from reproduction.paper.index import RunIndex
-from reproduction.tables import security
 from reproduction.tables.results import TABLES
 from semisfl.files import write_whole
 
@@ -65,4 +64,3 @@ def write_pages() -> Iterator[Path]:
                 )
         write_whole(page, text.encode())
         yield page
-    yield security.draw(FOLDERS[0] / "leakage-tradeoff.png")

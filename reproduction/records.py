@@ -27,6 +27,8 @@ from semisfl.settings.plain_values import put
 
 FOLDER = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.xz"
+VARIANTS = Path(__file__).parent / "variants"
+"""What `semisfl compare --variants` took for some studies."""
 DIGITS = 5
 """Significant digits that a record keeps of a metric."""
 

@@ -1,13 +1,12 @@
 """Compare an iteration over the network with the same bytes through bare TLS sockets, in one run.
 
-    python -m reproduction.benchmarks.network [--clients N] [--count N]
+    python -m reproduction.benchmarks.network
 
 Devices are `semisfl join` processes on loopback with mutual TLS. Their model is nearly nothing but bytes:
 64 images give 2 MiB of features up, and 1 MiB of gradients comes down. The two loops take turns, and the
 clients of the other one are paused, so that a busy machine disturbs both alike. Prints JSON.
 """
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,19 +47,11 @@ def bare_client(folder: Path, number: int, port: int) -> None:
     context = ssl.create_default_context(cafile=str(place / "authority.crt"))
     context.load_cert_chain(place / "client.crt", place / "client.key")
     connection = socket.create_connection(("localhost", port))
-    with context.wrap_socket(connection, server_hostname="localhost") as stream:
-        while True:
-            stream.sendall(bytes(UP))
-            receive(stream, DOWN)
-
-
-def receive(stream: ssl.SSLSocket, count: int) -> None:
-    """Receive exactly ``count`` bytes."""
-    while count:
-        received = len(stream.recv(min(count, 1 << 16)))
-        if not received:
-            raise EOFError
-        count -= received
+    stream = context.wrap_socket(connection, server_hostname="localhost")
+    answers = stream.makefile("rb")
+    while True:
+        stream.sendall(bytes(UP))
+        answers.read(DOWN)
 
 
 def bare_loop(folder: Path, listener: socket.socket, clients: int) -> Callable[[], None]:
@@ -70,10 +61,11 @@ def bare_loop(folder: Path, listener: socket.socket, clients: int) -> Callable[[
     context.load_verify_locations(folder / "authority.crt")
     context.verify_mode = ssl.CERT_REQUIRED
     streams = [context.wrap_socket(listener.accept()[0], server_side=True) for _ in range(clients)]
+    answers = [stream.makefile("rb") for stream in streams]
     pool = multiprocessing.pool.ThreadPool(clients)
 
     def step() -> None:
-        pool.map(lambda stream: receive(stream, UP), streams)
+        pool.map(lambda answer: answer.read(UP), answers)
         pool.map(lambda stream: stream.sendall(bytes(DOWN)), streams)
 
     return step
@@ -116,16 +108,10 @@ def timed(step: Callable[[], None], count: int) -> tuple[float, float]:
     return 1e3 * (time.perf_counter() - clock) / count, 1e3 * (time.process_time() - cpu) / count
 
 
-@contextlib.contextmanager
-def paused(pids: list[int]) -> Iterator[None]:
-    """Stop processes inside the block."""
+def send_signal(pids: list[int], number: signal.Signals) -> None:
+    """Send a signal to processes: SIGSTOP pauses them, SIGCONT lets them go on."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)
 
 
 def iteration(clients: int = 10, count: int = 20) -> dict[str, Any]:
@@ -177,12 +163,13 @@ def iteration(clients: int = 10, count: int = 20) -> dict[str, Any]:
             "bare": bare_loop(folder, listener, clients),
             "fleet": fleet_loop(fleet, bottom, config),
         }
-        pids = {"bare": [one.pid for one in bare], "fleet": [one.pid for one in devices]}
+        pids = {"bare": [one.pid or 0 for one in bare], "fleet": [one.pid for one in devices]}
         times: dict[str, list[tuple[float, float]]] = {"bare": [], "fleet": []}
         for _ in range(PASSES + 1):
             for name, other in (("bare", "fleet"), ("fleet", "bare")):
-                with paused([pid for pid in pids[other] if pid]):
-                    times[name].append(timed(loops[name], count))
+                send_signal(pids[other], signal.SIGSTOP)
+                times[name].append(timed(loops[name], count))
+                send_signal(pids[other], signal.SIGCONT)
     # The first pass warms up.
     results = {
         name + unit: round(median(one[column] for one in measured[1:]), 1)
@@ -192,15 +179,5 @@ def iteration(clients: int = 10, count: int = 20) -> dict[str, Any]:
     return {**results, "fleet_ratio": round(results["fleet_ms"] / results["bare_ms"], 2)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--count", type=int, default=20, help="iterations per pass")
-    options = parser.parse_args()
-    print(
-        json.dumps({"benchmark": "network_iteration", **iteration(options.clients, options.count)})
-    )
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps({"benchmark": "network_iteration", **iteration()}))

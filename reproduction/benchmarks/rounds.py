@@ -1,57 +1,295 @@
-"""Measure seconds per round of single presets, models and methods on few synthetic images.
+"""Time rounds of presets, models and methods on synthetic images, and this machine as one client.
 
-python -m reproduction.benchmarks.rounds stl10 cifar10:resnet18 cifar10::fedswitch --images 3000
+    python -m reproduction bench stl10 cifar10:resnet18 cifar10::fedswitch --images 3000
 
 Every item has a process of its own. They start up side by side, which takes longest, and are timed one after another,
 while the others wait.
 """
 
-import argparse
-import json
+import gc
 import multiprocessing
+import os
+import re
+import time
 import traceback
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from reproduction.benchmarks import timed_rounds
-from reproduction.benchmarks.timed_rounds import matrix_product
+from semisfl.costs.cuts import cut_of
+from semisfl.costs.rounds import ImageFacts, RoundCosts
+from semisfl.data.dataset import Dataset
 from semisfl.engine.hardware import Hardware
-from semisfl.settings.catalog import DATA
+from semisfl.fleet.base import SplitRound
+from semisfl.models.build import build_model
+from semisfl.runs.directory import environment
+from semisfl.runs.experiment import assemble
+from semisfl.settings import config, presets
+from semisfl.settings.catalog import DATA, METHODS
+from semisfl.settings.config import Config
+
+# The first rounds compile, choose convolution algorithms and capture steps.
+WARMUP_ROUNDS = 2
+# With a threshold of zero every client contributes, as late in training.
+ALL_CONTRIBUTE = tuple(
+    f"{name}.confidence_threshold=0" for name in ("semifl", "fedmatch", "fedswitch")
+)
+# A round of the largest model takes seconds, so a few rounds are enough.
+SECONDS_OF_ROUNDS = 10.0
+# Large enough for a GPU's full speed, small enough for a CPU.
+SIDE_CUDA, SIDE_CPU, TIMES = 8192, 1024, 10
+KINDS = {
+    "BatchNorm": r"^(moments|settle|settle_back|normalise|reduce|to_raw)$|batch_?norm|bn_(fw|bw)",
+    "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^to_",
+    "matrix product": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|aten::mm",
+    "bias, ReLU, pooling": r"^_(forward|backward|back|add_up)$|max_pool|relu|threshold",
+    "optimiser, moving average": r"^_sgd$|^_ema$|multi_tensor_apply|fused_sgd|lerp",
+    "copies and casts": r"copy|Cat|cat|Memcpy|Memset|aten::to|clone|contiguous",
+}
+
+
+def synthetic(shape: tuple[int, int, int], images: int, tests: int, classes: int = 10) -> Dataset:
+    """Return noise in place of images: their content does not change the time."""
+    source = torch.Generator().manual_seed(0)
+
+    def noise(count: int) -> torch.Tensor:
+        return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=source)
+
+    return Dataset(
+        name="synthetic",
+        classes=tuple(str(number) for number in range(classes)),
+        images=noise(images),
+        labels=torch.arange(images) % classes,
+        test_images=noise(tests),
+        test_labels=torch.arange(tests) % classes,
+        mean=(0.5,) * shape[0],
+        std=(0.25,) * shape[0],
+    )
+
+
+def settings(preset: str, *changes: str) -> Config:
+    """Return a preset with changes, and with images dealt evenly to the clients."""
+    return config.parse(
+        config.override(presets.values_of(preset), ["data.partition.kind=iid", *changes])
+    )
+
+
+def round_operations(
+    options: Config, shape: tuple[int, int, int], classes: int, images: int
+) -> float:
+    """Return the floating-point operations of a usual round; ``images`` are those of all clients."""
+    facts = ImageFacts(shape, classes, images / options.clients.total)
+    work = RoundCosts.of(options, facts).usual_work(range(options.clients.active))
+    shares = [share for phase in work.phases for share in phase]
+    return work.server + sum(
+        share.before + share.steps * (share.forward + share.backward + share.server)
+        for share in shares
+    )
+
+
+class Timed:
+    """A method on synthetic images whose rounds are timed. Making one runs the rounds that warm up."""
+
+    def __init__(
+        self,
+        options: Config,
+        shape: tuple[int, int, int],
+        device: str,
+        images: int = 50_000,
+        classes: int = 10,
+    ) -> None:
+        if device.startswith("cuda"):
+            # Captured graphs keep their memory until their reference cycles are collected.
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self._left = torch.cuda.memory_allocated()
+        self.data = synthetic(shape, images, tests=max(1000, classes), classes=classes)
+        self._options = options
+        made = time.perf_counter()
+        self.experiment = assemble(options, self.data, device=device)
+        self.index = 0
+        self.rounds(1)
+        self.start_up = time.perf_counter() - made
+        self.rounds(WARMUP_ROUNDS - 1)
+
+    def rounds(self, count: int) -> list[float]:
+        """Run so many rounds and return the seconds of each."""
+        seconds = []
+        for _ in range(count):
+            started = time.perf_counter()
+            self.experiment.method.round(self.index)
+            if self.experiment.hardware.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+            self.index += 1
+        return seconds
+
+    def median(self, most: int) -> float:
+        """Return the median seconds of at most so many rounds, fewer if they are long."""
+        seconds = self.rounds(1)
+        while len(seconds) < most and sum(seconds) < SECONDS_OF_ROUNDS:
+            seconds += self.rounds(1)
+        return median(seconds)
+
+    def measured(self, most: int) -> dict[str, Any]:
+        """Return seconds per round, the arithmetic they contain per second, and start-up time."""
+        seconds = self.median(most)
+        data = self.data
+        unlabeled = len(data.images) - self._options.data.labeled
+        work = round_operations(self._options, data.shape, len(data.classes), unlabeled)
+        numbers: dict[str, Any] = {
+            "seconds_a_round": seconds,
+            "tflops": work / seconds / 1e12,
+            "start_up_seconds": self.start_up,
+        }
+        if self.experiment.hardware.device.type == "cuda":
+            numbers["peak_gib"] = self.peak_gib
+        return numbers
+
+    @property
+    def peak_gib(self) -> float:
+        """Return the peak of device memory, minus what was in use before."""
+        return (torch.cuda.max_memory_allocated() - self._left) / 2**30
+
+    def kernels(self) -> list["Kernel"]:
+        """Return the kernels of one round, the longest first; on a CPU, its operators."""
+        cuda = self.experiment.hardware.device.type == "cuda"
+        threads = torch.get_num_threads()
+        if not cuda:
+            # The profiler sees only the thread that starts it.
+            torch.set_num_threads(1)
+        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+            self.rounds(1)
+        torch.set_num_threads(threads)
+        spent = "self_device_time_total" if cuda else "self_cpu_time_total"
+        kernels = [Kernel(e.key, getattr(e, spent), e.count) for e in seen.key_averages()]
+        return sorted(kernels, key=lambda kernel: -kernel.microseconds)
+
+
+class Kernel(NamedTuple):
+    """All launches of one kernel in a round."""
+
+    name: str
+    microseconds: float
+    launches: int
+
+
+def shares(kernels: list[Kernel]) -> dict[str, float]:
+    """Return the percentage of time by kind of kernel, the largest first."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    for kernel in kernels:
+        totals[_kind(kernel.name)] += kernel.microseconds
+    total = sum(totals.values()) or 1
+    longest_first = sorted(totals.items(), key=lambda kind: -kind[1])
+    return {name: 100 * spent / total for name, spent in longest_first}
+
+
+def _kind(name: str) -> str:
+    return next(
+        (kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "everything else"
+    )
+
+
+def matrix_product(device: torch.device) -> float:
+    """Return the TFLOP/s of a large matrix product in the training type: bf16 on a GPU, fp32 on a CPU."""
+    cuda = device.type == "cuda"
+    side, dtype = (SIDE_CUDA, torch.bfloat16) if cuda else (SIDE_CPU, torch.float32)
+    one, other = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(3 + TIMES):
+        started = time.perf_counter()
+        torch.mm(one, other)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return 2 * side**3 / median(seconds[3:]) / 1e12
+
+
+# --- items in turn -----------------------------------------------------------------------------
 
 LABELED = 1000
 LONGEST_KERNELS = 45
+ON_GPU, ON_CPU = ("cifar10", "svhn", "stl10", "image100"), ("digits", "svhn")
+FEWER_STEPS = ("clients.steps=5", "server.steps=10")
+"""On a CPU a round at the paper's settings takes half a minute; the digits keep their own steps."""
 
 
-def timed(item: str, arguments: argparse.Namespace, turn: Connection) -> dict[str, object]:
+@dataclass(frozen=True)
+class Options:
+    """How rounds are timed."""
+
+    device: str = "auto"
+    images: int = 3000
+    rounds: int = 3
+    """Rounds that are timed, after those that warm up; fewer if they are long."""
+    kernels: Path | None = None
+    """Folder for the longest kernels of a round of each item; None: they are not measured."""
+
+
+def usual_items(device: str) -> list[str]:
+    """Return every method on the presets that this machine can train."""
+    presets = ON_GPU if device.startswith("cuda") else ON_CPU
+    return [f"{preset}::{method}" for preset in presets for method in METHODS]
+
+
+def measure(items: Sequence[str], options: Options) -> Iterator[dict[str, Any]]:
+    """Yield the environment with the speed of a large matrix product, then one measurement per item."""
+    device = str(Hardware(options.device).device)
+    context = multiprocessing.get_context("spawn")
+    waiting = {}
+    for item in items:
+        here, there = context.Pipe()
+        work = (item, device, options, there)
+        context.Process(target=_in_turn, args=work, daemon=True).start()
+        waiting[item] = here
+    started = {item: turn.recv() for item, turn in waiting.items()}
+    product = matrix_product(torch.device(device))
+    yield {"environment": environment(device), "matrix_product_tflops": product}
+    for item, answer in started.items():
+        if answer == "ready":
+            waiting[item].send("go")
+            answer = waiting[item].recv()
+        if "tflops" in answer:
+            answer["share_of_matrix_product_percent"] = 100 * answer["tflops"] / product
+        yield answer
+
+
+def timed(item: str, device: str, options: Options, turn: Connection) -> dict[str, Any]:
     """Return one measurement. ``item`` is a preset, or ``preset:model``, or ``preset:model:method``."""
     preset, model, method = (*item.split(":"), "", "")[:3]
     known = DATA[preset]
-    options = timed_rounds.settings(
+    fewer = preset != "digits" and not device.startswith("cuda")
+    chosen = settings(
         preset,
         f"method={method or 'semisfl'}",
         f"data.labeled={LABELED}",
         "server.pretrain_rounds=0",
-        *timed_rounds.ALL_CONTRIBUTE,
+        *ALL_CONTRIBUTE,
         *([f"model.name={model}"] if model else []),
+        *(FEWER_STEPS if fewer else ()),
     )
-    run = timed_rounds.Timed(
-        options, known.shape, arguments.device, arguments.images, known.classes
-    )
+    run = Timed(chosen, known.shape, device, options.images, known.classes)
     turn.send("ready")
     turn.recv()
-    row: dict[str, object] = {"item": item, **run.measured(arguments.rounds)}
-    if not arguments.kernels:
+    row = {"item": item, "steps": chosen.clients.steps, **run.measured(options.rounds)}
+    if options.kernels is None:
         return row
     kernels = run.kernels()
-    arguments.kernels.mkdir(parents=True, exist_ok=True)
+    options.kernels.mkdir(parents=True, exist_ok=True)
     name = "-".join(part for part in (preset, model, method) if part)
-    (arguments.kernels / f"{name}.txt").write_text(longest(kernels))
-    return {**row, "shares_percent": timed_rounds.shares(kernels)}
+    (options.kernels / f"{name}.txt").write_text(longest(kernels))
+    return {**row, "shares_percent": shares(kernels)}
 
 
-def longest(kernels: list[timed_rounds.Kernel]) -> str:
+def longest(kernels: list[Kernel]) -> str:
     """Return the longest kernels, one line each: share, milliseconds, launches, name."""
     total = sum(kernel.microseconds for kernel in kernels) or 1
     launches = sum(kernel.launches for kernel in kernels)
@@ -62,42 +300,80 @@ def longest(kernels: list[timed_rounds.Kernel]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def in_turn(item: str, arguments: argparse.Namespace, turn: Connection) -> None:
+def _in_turn(item: str, device: str, options: Options, turn: Connection) -> None:
     try:
-        turn.send(timed(item, arguments, turn))
+        turn.send(timed(item, device, options, turn))
     except Exception as reason:
         traceback.print_exc()
         turn.send({"item": item, "failed": str(reason)})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("items", nargs="+")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--images", type=int, default=3000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--kernels",
-        type=Path,
-        help="folder for the longest kernels of a round of each item, and where its time goes in the answer",
+# --- whole rounds, and one client --------------------------------------------------------------
+
+FEW = 4
+"""Client steps of the short round from which a CPU's whole rounds are estimated."""
+MOST_IMAGES = 50_000
+"""Synthetic images in place of a data set whose size is not known."""
+CLIENT_STEPS, CLIENT_IMAGES, CLIENT_ROUNDS = 5, 500, 3
+
+
+def seconds_per_round(preset: str, method: str, device: str) -> float:
+    """Return the seconds of a preset's round; on a CPU, which takes minutes for one, those of `FEW` steps scaled up."""
+    usual = settings(preset, f"method={method}", *ALL_CONTRIBUTE)
+    steps, known = usual.clients.steps, DATA[preset.split("+")[0]]
+    few = steps if device.startswith("cuda") else min(steps, FEW)
+    supervised = max(1, usual.server.steps * few // steps)
+    changes = (f"clients.steps={few}", f"server.steps={supervised}")
+    short = settings(preset, f"method={method}", *ALL_CONTRIBUTE, *changes)
+    timed = Timed(short, known.shape, device, known.images or MOST_IMAGES, known.classes)
+    return median(timed.rounds(3)) * steps / few
+
+
+def client_gflops(preset: str, device: str) -> float:
+    """Return the GFLOP/s of this machine as one client of ``preset``, in split rounds without a network.
+
+    The time includes augmentation, which the operations leave out, as the virtual clock expects.
+    """
+    known = DATA[preset]
+    alone = ("clients.total=1", "clients.active=1", f"clients.steps={CLIENT_STEPS}")
+    options = settings(preset, "data.labeled=10", *alone)
+    model = build_model(options, known.shape, known.classes, projector="none")
+    data = synthetic(known.shape, CLIENT_IMAGES, tests=known.classes, classes=known.classes)
+    experiment = assemble(options, data, device=device)
+    fleet, place = experiment.fleet, experiment.hardware.device
+    bottom = {name: tensor.to(place) for name, tensor in model.bottom.state_dict().items()}
+    seconds = []
+    for index in range(WARMUP_ROUNDS + CLIENT_ROUNDS):
+        started = time.perf_counter()
+        lr = options.optimizer.lr
+        fleet.start_round(SplitRound(index, (0,), CLIENT_STEPS, lr, bottom, bottom))
+        for _ in range(CLIENT_STEPS):
+            fleet.backward(torch.zeros_like(fleet.forward().student))
+        fleet.finish_round()
+        if place.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    # Forward and backward of the student, forward of the teacher.
+    passes = 4 * CLIENT_STEPS * options.clients.batch
+    flops = passes * cut_of(options, known.shape, known.classes).bottom_flops
+    return float(flops / median(seconds[WARMUP_ROUNDS:]) / 1e9)
+
+
+def client_profile(preset: str, device: str) -> str:
+    """Return the TOML of a profile whose only device is this machine."""
+    place = Hardware(device).device
+    numbers = (
+        f"gflops = {client_gflops(preset, device):.3f}, memory_gb = {_memory(place) / 1e9:.1f}"
     )
-    arguments = parser.parse_args()
-    arguments.device = str(Hardware(arguments.device).device)
-    context = multiprocessing.get_context("spawn")
-    waiting = {}
-    for item in arguments.items:
-        here, there = context.Pipe()
-        context.Process(target=in_turn, args=(item, arguments, there), daemon=True).start()
-        waiting[item] = here
-    started = {item: turn.recv() for item, turn in waiting.items()}
-    product = matrix_product(torch.device(arguments.device))
-    print(json.dumps({"matrix_product_tflops": product}), flush=True)
-    for item, answer in started.items():
-        if answer == "ready":
-            waiting[item].send("go")
-            answer = waiting[item].recv()
-        print(json.dumps(answer), flush=True)
+    return (
+        f'[measured]\nabout = "measured as a client of {preset}, on {place}"\n'
+        "# The server was not measured: this is the assumption of jetson-mix.\n"
+        f'server_gflops = 11600\ndevices = [{{ name = "this device", {numbers} }}]'
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _memory(device: torch.device) -> int:
+    """Return the total memory in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from reproduction.benchmarks import timed_rounds
+from reproduction.benchmarks import rounds as timing
 from semisfl.runs.experiment import assemble
 from semisfl.runs.run_data import divide
 from semisfl.settings.catalog import DATA
@@ -51,8 +51,8 @@ def timed(step: Callable[[], None], seconds: list[float]) -> Callable[[], None]:
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     preset, *changes = CASES[name]
-    options: Config = timed_rounds.settings(preset, *changes)
-    data = timed_rounds.synthetic(DATA[preset].shape, 5_000, 100)
+    options: Config = timing.settings(preset, *changes)
+    data = timing.synthetic(DATA[preset].shape, 5_000, 100)
     experiment = assemble(options, data, device="cpu")
     method: Any = experiment.method
     twin = PlainTwin(options, method.student, data, divide(options, data))
@@ -85,11 +85,9 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4, help="at least 2: the first only warms up")
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")
     arguments = parser.parse_args()
-    if arguments.rounds < 2:
-        parser.error("--rounds must be at least 2: the first one only warms up")
     results = {name: measure(name, arguments.rounds) for name in arguments.case or CASES}
     print(json.dumps(results, indent=2))
 

@@ -7,9 +7,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from reproduction.paper.grid import Exhibit, Part
-from reproduction.paper.holders import holders
 from reproduction.paper.measures import CURVES, MEASURES, column
-from reproduction.paper.written import Measured, Parts, data_notes
+from reproduction.paper.written import Measured, Parts, data_notes, holders
 from semisfl.files import save_picture
 from semisfl.runs.report import Spread
 
@@ -27,8 +26,6 @@ HERE: dict[str, Any] = {"marker": "o"}
 FEWER: dict[str, Any] = {"marker": "o", "alpha": 0.4}
 PAPER: dict[str, Any] = {"marker": "D", "mfc": "white", "ms": 5}
 NONE: dict[str, Any] = {"marker": "x", "ms": 4}
-SOME_SEEDS = "///"
-"""Hatching of a bar that averages only the seeds that have the number."""
 
 
 def draw(
@@ -89,7 +86,6 @@ def picture(exhibit: Exhibit, parts: Parts) -> "Figure":
 def _handles(parts: Parts, colours: Colours) -> list[Any]:
     """Return the legend of colours and marks, shared by all panels."""
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     def mark(label: str, **how: Any) -> Line2D:
         return Line2D([], [], color=GREY, ls="", label=label, **how)
@@ -106,9 +102,6 @@ def _handles(parts: Parts, colours: Colours) -> list[Any]:
         handles.append(mark("paper", **PAPER))
     if any(not one.spread for part, cells in parts if part.shown == "bars" for one in cells):
         handles.append(mark("not run, or not reached", **NONE))
-    if any(one.spread and one.why_not for one in marked):
-        look: dict[str, Any] = {"facecolor": GREY, "edgecolor": "white", "hatch": SOME_SEEDS}
-        handles.append(Patch(label="of some seeds only", **look))
     return handles
 
 
@@ -136,8 +129,6 @@ def _bars(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours)
             axes.plot([place], [0.03], color=GREY, transform=axes.get_xaxis_transform(), **NONE)
         elif part.measure != "accuracy":
             look: dict[str, Any] = {"color": colours[cell.row], "alpha": 0.5 if _fewer(one) else 1}
-            if one.why_not:
-                look |= {"hatch": SOME_SEEDS, "edgecolor": "white"}
             axes.bar(place, one.spread.mean, 0.85 * share, yerr=one.spread.stderr, **look)
         _points(axes, place, one, colours[cell.row], ours=part.measure == "accuracy")
     axes.margins(y=0.12)

@@ -78,7 +78,6 @@ class CellRuns:
     """Finished runs that differ in their seed alone."""
     data: str = ""
     """The data that was used, if not the paper's."""
-    unfinished: tuple[IndexedRun, ...] = ()
 
 
 class RunIndex:
@@ -114,17 +113,13 @@ class RunIndex:
         if exact.rounds is not None or stand_in is None:
             return exact
         other = self._finished(cell, stand_in.changes, rounds)
-        data = stand_in.called if other.rounds is not None else ""
-        return replace(other, data=data, unfinished=exact.unfinished + other.unfinished)
+        return replace(other, data=stand_in.called) if other.rounds is not None else exact
 
     def _finished(self, cell: Cell, more: Sequence[str], rounds: int | None) -> CellRuns:
-        every = self.of(cell.config(more=more))
+        every = [one for one in self.of(cell.config(more=more)) if rounds in (None, one.rounds)]
         done = [one for one in every if one.run.complete and one.run.tested]
-        unfinished = tuple(one for one in every if not one.run.complete)
-        if rounds is not None:
-            done = [one for one in done if one.rounds == rounds]
         if not done:
-            return CellRuns(cell, unfinished=unfinished)
+            return CellRuns(cell)
         # A run with more rounds than the cell's is another experiment, so it comes last.
         most = max((one.rounds for one in done), key=lambda n: (n <= cell.rounds, n))
         by_seed: dict[int, IndexedRun] = {}
@@ -133,7 +128,7 @@ class RunIndex:
                 by_seed.setdefault(one.seed, one)
         chosen = tuple(by_seed[seed] for seed in sorted(by_seed))
         data = "; ".join(dict.fromkeys(one.data for one in chosen if one.data))
-        return CellRuns(cell, most, chosen, data, unfinished)
+        return CellRuns(cell, most, chosen, data)
 
 
 def _identity_of(config: Config) -> str:

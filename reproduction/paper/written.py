@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from reproduction.paper.grid import METHODS, Cell, Exhibit, Part, Value, set_title
-from reproduction.paper.holders import holders
 from reproduction.paper.index import CellRuns, RunIndex
 from reproduction.paper.measures import MEASURES, Measure, rounded
 from reproduction.tables.numbers import table as markdown
+from semisfl.data.partition import split
 from semisfl.runs.report import Spread
+from semisfl.settings.catalog import DATA
 from semisfl.settings.lookup import note_of
 
 NOT_RUN = "not run"
@@ -120,7 +123,7 @@ def cell_text(one: Measured, measure: Measure, name_rounds: bool) -> str:
 
 def _ours(one: Measured, measure: Measure, name_rounds: bool) -> str:
     if one.result.rounds is None:
-        return _unfinished(one.result)
+        return NOT_RUN
     if one.spread is None:
         return one.why_not
     text = f"**{paper_text(Value(one.spread.mean, one.spread.stderr), measure)}**"
@@ -136,14 +139,6 @@ def paper_text(value: Value, measure: Measure) -> str:
     """Return a number with its error, rounded as the measure says."""
     error = "" if value.stderr is None else f" ± {rounded(value.stderr, measure.digits)}"
     return rounded(value.mean, measure.digits) + error + (" (derived)" if value.derived else "")
-
-
-def _unfinished(result: CellRuns) -> str:
-    if not result.unfinished:
-        return NOT_RUN
-    run = result.unfinished[0].run
-    done = run.rounds[-1].round + 1 if run.rounds else 0
-    return f"unfinished (round {done} of {run.config['rounds']:,})"
 
 
 def _difference(ours: float, paper: float, digits: int) -> str:
@@ -205,3 +200,57 @@ def _general_notes(cells: Sequence[Measured]) -> list[str]:
         f"\\* {METHODS.get(name, name)}: {note_of(name)}." for name in methods if note_of(name)
     ]
     return [FEWER, *notes] if fewer else notes
+
+
+# --- who holds what --------------------------------------------------------------------------------
+
+IMAGES_PER_CLASS = {"cifar10": 5000}
+MOST = 0.9
+"""`Holders.main_classes` counts the classes that make up this share of a client's images."""
+
+
+@dataclass(frozen=True)
+class Holders:
+    """How many images of each class every client has."""
+
+    counts: np.ndarray
+    """[class, client]"""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the number of images of each client, the smallest first."""
+        return sorted(self.counts.sum(0).tolist())
+
+    @property
+    def main_classes(self) -> float:
+        """Return the median number of classes that make up 90 % of a client's images."""
+        return median(map(_needed, self.counts.T))
+
+
+def _needed(counts: np.ndarray) -> int:
+    """Return how many of the largest classes make up 90 % of ``counts``."""
+    largest_first = np.sort(counts)[::-1].cumsum()
+    return int(np.searchsorted(largest_first, MOST * largest_first[-1])) + 1
+
+
+def holders(cell: Cell) -> Holders:
+    """Return the division of a cell's data among its clients, by seed 0.
+
+    The number of images of each class is exact. Which image belongs to whom depends on the data's order.
+    """
+    config = cell.config(seed=0)
+    kind = config.data.partition.kind
+    assert kind != "folders" and kind != "own"
+    classes = DATA[config.data.name].classes
+    labels = np.repeat(np.arange(classes), IMAGES_PER_CLASS[config.data.name])
+    partition = split(
+        labels,
+        labeled=config.data.labeled,
+        clients=config.clients.total,
+        kind=kind,
+        alpha=config.data.partition.alpha,
+        seed=config.seed,
+        classes=classes,
+    )
+    counts = [np.bincount(labels[images], minlength=classes) for images in partition.clients]
+    return Holders(np.stack(counts, axis=1))

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from reproduction.poisoning.attacks import ATTACKS, TARGET, stamped
-from reproduction.poisoning.fleet import attackers_of, poisoned_fleet
+from reproduction.poisoning.attacks import ATTACKS, TARGET, attackers_of, poisoned_fleet, stamped
 from semisfl.cli import output
 from semisfl.engine.inference import outputs
 from semisfl.files import append_whole
@@ -65,20 +64,13 @@ class Outcome(AttackRun):
         known = {key: value for key, value in values.items() if key != "name"}
         return cls(**{**known, "attackers": tuple(values["attackers"])})
 
-    def as_json(self) -> str:
-        """Return the outcome as one line of JSON."""
-        return json.dumps(asdict(self))
 
-
-def choose(names: str, known: Iterable[str], kind: str) -> list[str]:
-    """Return the names in ``a,b``, or all known ones for ``all``."""
+def choose(names: str, known: Iterable[str]) -> list[str]:
+    """Return the names in ``a,b``, or all known ones for ``all``. Raises ConfigError for an unknown one."""
     every = list(known)
-    chosen = every if names.strip() == "all" else words_of(names) or [names]
-    for name in chosen:
-        if name not in every:
-            raise ConfigError(
-                f"{kind} {name!r} is not known; use all or some of {', '.join(every)}"
-            )
+    chosen = every if names == "all" else words_of(names)
+    if unknown := set(chosen) - set(every):
+        raise ConfigError(f"{unknown} are not known; use all or some of {', '.join(every)}")
     return chosen
 
 
@@ -159,7 +151,7 @@ def run_grid(
         if result.stopped:
             break
         done[job] = outcome = _outcome(job, experiment, result.rounds)
-        append_whole(out, (outcome.as_json() + "\n").encode())
+        append_whole(out, (json.dumps(asdict(outcome)) + "\n").encode())
         tell(
             f"{number} of {len(left)}: {job.attack} {job.share:.0%} {job.rule}: {outcome.accuracy:.1f} %"
         )

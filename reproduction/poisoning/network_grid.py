@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from reproduction.poisoning import attacks as poisoning
-from reproduction.poisoning.attacks import Attack, Weights
-from reproduction.poisoning.fleet import PoisonedBlock, attackers_of
+from reproduction.poisoning.attacks import Attack, PoisonedBlock, Weights, attackers_of
 from reproduction.poisoning.grid import DIGITS
 from semisfl.fleet.base import ClientResult
 from semisfl.fleet.block import ClientBlock

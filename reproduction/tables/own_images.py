@@ -5,40 +5,14 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from reproduction.records import entries
+from reproduction.records import VARIANTS, entries
 from reproduction.tables.numbers import table
 from semisfl.runs.report import Spread
 from semisfl.settings import lookup
+from semisfl.settings.plain_values import read as read_toml
 
-MANY = ("clients.total=30", "clients.active=10")
-DIGITS = ("data.name=digits", "data.augment.flip=false", "data.augment.cutout=8")
-IID = "data.partition.kind=iid"
-TASKS: dict[str, tuple[str, ...]] = {
-    "d20": (*DIGITS, "data.validation=0.2", "data.labeled=20"),
-    "d100": (*DIGITS, "data.validation=0.2", "data.labeled=100"),
-    "s100": (*MANY, "data.name=svhn.npz", "data.labeled=100"),
-    "s100i": (*MANY, "data.name=svhn.npz", "data.labeled=100", IID),
-    "c250": (*MANY, "data.name=cifar.npz", "data.labeled=250"),
-    "c250i": (*MANY, "data.name=cifar.npz", "data.labeled=250", IID),
-    "c1000": (*MANY, "data.name=cifar.npz", "data.labeled=1000"),
-    "t100": (*MANY, "data.name=stl.npz", "data.validation=0.2", "data.labeled=100"),
-    "m200": (*MANY, "data.name=mini.npz", "data.validation=0.2", "data.labeled=200"),
-    "m200i": (*MANY, "data.name=mini.npz", "data.validation=0.2", "data.labeled=200", IID),
-}
-TWO_CLASSES: dict[str, tuple[str, ...]] = {
-    "cats": (*MANY, "data.name=cats.npz", "data.labeled=100"),
-    "cars": (*MANY, "data.name=cars.npz", "data.labeled=50"),
-}
-UPRIGHT = "data.augment.flip=false"
-UNTUNED: dict[str, tuple[str, ...]] = {
-    "letters": (*MANY, "data.name=letters.npz", "data.labeled=100", UPRIGHT),
-    "smile": (*MANY, "data.name=smile.npz", "data.labeled=50"),
-    "fruit": (*MANY, "data.name=fruit.npz", "data.labeled=74"),
-    "deva": (*MANY, "data.name=deva.npz", "data.labeled=180", UPRIGHT),
-    "sign": ("data.name=sign.npz", "data.validation=0.2", "data.labeled=50"),
-}
-ALL_TASKS = {**TASKS, **TWO_CLASSES, **UNTUNED}
-
+TASKS = tuple(read_toml(VARIANTS / "images.toml"))
+"""The names of all tasks in the order of the tables' columns; the file has their settings."""
 
 # --- tables ------------------------------------------------------------------------------------------
 
@@ -64,7 +38,7 @@ def averaged(by_task: dict[str, list[dict[str, Any]]]) -> float:
 
 
 def by_task(cells: Cells, value: Callable[[Sequence[dict[str, Any]]], list[float]]) -> str:
-    tasks = [task for task in ALL_TASKS if any(task in one for one in cells.values())]
+    tasks = [task for task in TASKS if any(task in one for one in cells.values())]
     rows = []
     for (method, variant), each in cells.items():
         spreads = [Spread.of(value(each[task])) for task in tasks]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reproduction.benchmarks import bench
-from reproduction.benchmarks.timed_rounds import round_operations, settings
+from reproduction.benchmarks import rounds as speed
+from reproduction.benchmarks.rounds import round_operations, settings
 from semisfl.cli.main import main
 from semisfl.costs import clock
 
@@ -15,7 +15,7 @@ def test_a_measured_profile_is_one_that_plans_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text(bench.client_profile("digits", "cpu"))
+    file.write_text(speed.client_profile("digits", "cpu"))
     (device,) = clock.load_profile(str(file)).devices
     assert device.gflops > 0 and device.memory_gb > 0.1
     plan = ["plan", "digits", "--profile", str(file), "--json", "--out", str(tmp_path / "p.png")]
@@ -54,6 +54,6 @@ def test_a_presets_round_is_timed_with_its_classes(monkeypatch: pytest.MonkeyPat
         def rounds(self, counted: int) -> list[float]:
             return [1.0] * counted
 
-    monkeypatch.setattr(bench, "Timed", Recorded)
-    bench.seconds_per_round("image100", "semisfl", "cpu")
+    monkeypatch.setattr(speed, "Timed", Recorded)
+    speed.seconds_per_round("image100", "semisfl", "cpu")
     assert {arguments[-1] for arguments in timed} == {100}

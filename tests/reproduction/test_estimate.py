@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reproduction.benchmarks.bench import extrapolated
-from reproduction.paper import estimate
+from reproduction import make as estimate
 from reproduction.paper.index import RunIndex, missing
 from tests.reproduction.fakes import digits_cell, leave_run
 
@@ -25,11 +24,6 @@ def test_an_estimate_is_the_rounds_left_times_seconds_per_round(
     left = missing(cells, RunIndex(tmp_path, studies=()), seeds=2)
     assert estimate.show_estimate(left, "cpu") == 3 * 4.0 + 4 * 1.5
     assert "supervised" in capsys.readouterr().out
-
-
-def test_a_whole_round_is_extrapolated_from_two_short_ones() -> None:
-    assert extrapolated((1, 3.0), (4, 6.0), 50) == 6.0 + 46
-    assert extrapolated((1, 3.0), (4, 2.0), 50) == 2.0, "noise must not give a negative slope"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

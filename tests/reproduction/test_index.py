@@ -35,7 +35,6 @@ def test_an_unfinished_run_is_continued_only_in_the_output_folder(
     records.record(begun, "mine/begun")
     (left,) = missing([cell], RunIndex(tmp_path / "other"))
     assert left.path.parent == tmp_path / "other"
-    assert RunIndex(tmp_path / "other").result(cell).unfinished
 
 
 def test_a_result_has_the_cells_own_rounds_or_those_asked_for(tmp_path: Path) -> None:

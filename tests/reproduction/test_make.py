@@ -108,7 +108,7 @@ def test_a_cell_that_another_process_trains_is_skipped(
         assert run("digits", *TWO_ROUNDS, "--out", str(tmp_path)) == 0
         printed = capsys.readouterr()
     assert "is skipped: another process is training it" in printed.err
-    assert "unfinished (round 0 of 2)" in printed.out
+    assert "| Supervised-only | not run |" in printed.out
 
 
 def test_mistakes_and_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,12 @@ from reproduction.poisoning.attacks import (
     TARGET,
     Attack,
     Known,
+    PoisonedFleet,
+    attackers_of,
+    poisoned_fleet,
     poisoned_state,
     stamped,
 )
-from reproduction.poisoning.fleet import PoisonedFleet, attackers_of, poisoned_fleet
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds

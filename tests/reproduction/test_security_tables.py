@@ -1,7 +1,7 @@
 """What the pages on leakage and poisoning say of attacks is so in the committed runs."""
 
-from reproduction.tables import poisoning
-from reproduction.tables import security as tables
+from reproduction.tables import attacks as poisoning
+from reproduction.tables import attacks as tables
 
 DIFFERENT = ("scaled_features", "swapped_classes")
 

@@ -10,7 +10,6 @@ from reproduction import records
 from reproduction.paper import drawn, written
 from reproduction.paper.exhibits import EXHIBITS
 from reproduction.paper.grid import Cell, Exhibit, Part, Value
-from reproduction.paper.holders import holders
 from reproduction.paper.index import RunIndex
 from reproduction.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, replayed, rounded
 from semisfl.metrics import RoundMetrics
@@ -60,10 +59,9 @@ def test_the_difference_is_that_of_the_numbers_shown(tmp_path: Path) -> None:
 
 def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     cells = [digits_cell(paper=Value(80.0)), digits_cell("supervised"), digits_cell("fedswitch")]
-    leave_run(tmp_path / "begun", cells[1].config(), [10.0])
     text = text_of(exhibit(*cells), tmp_path)
     assert "| semisfl | not run / 80.0 |" in text
-    assert "| supervised | unfinished (round 1 of 2) |" in text
+    assert "| supervised | not run |" in text
     assert "| fedswitch\\* | not run |" in text and "\\* FedSwitch: a reconstruction" in text
     assert "behind these numbers" not in text
 
@@ -158,7 +156,7 @@ def test_holders_have_the_class_counts_of_a_run_on_the_data() -> None:
     from semisfl.data.partition import split
 
     cell = EXHIBITS["fig9"].parts[2].cells[0]
-    divided = holders(cell)
+    divided = written.holders(cell)
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
     shuffled = split(
         labels, labeled=4000, clients=30, kind="dirichlet", alpha=0.1, seed=0, classes=10
@@ -195,17 +193,6 @@ def test_a_picture_names_the_data_that_stood_in_for_the_papers(index: RunIndex) 
     title = figure.legends[0].get_title().get_text()
     assert "† IMAGE-100 here: mini-ImageNet: 100 other classes, 84×84." in title
     assert "† STL-10 here: " in title and "SVHN" not in title
-
-
-def test_a_bar_of_only_some_seeds_is_hatched(index: RunIndex) -> None:
-    one = EXHIBITS["short"]
-    parts = written.measured(one, index)
-    part, every = next(pair for pair in parts if pair[0].measure == "gigabytes")
-    there = [cell for cell in every if cell.spread][:2]
-    cells = [replace(cell, why_not=why) for cell, why in zip(there, ("", NEVER), strict=True)]
-    figure = drawn.picture(one, [(part, cells)])
-    assert [bool(bar.get_hatch()) for bar in figure.axes[0].patches] == [False, True]
-    assert "of some seeds only" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_a_row_has_one_colour_in_all_panels(index: RunIndex) -> None:
