@@ -54,12 +54,12 @@ def serve_page(
     option: str, listen: str, runs: list[Path], token_file: Path | None, certs: Path | None
 ) -> Iterator[None]:
     """Serve the page of ``runs`` inside the block, at the address that ``option`` has."""
-    from semisfl.watch.address import Address, serving
+    from semisfl.watch.address import Address, serve_app
     from semisfl.watch.app import make_app
     from semisfl.watch.views import Runs
 
     address = Address.parse(option, listen, token_file, certs)
-    with serving(make_app(Runs(runs)), address) as url:
+    with serve_app(make_app(Runs(runs)), address) as url:
         token = "?token=TOKEN with the token of --token-file" if token_file else ""
         console.say(f"watch on {url}{token}")
         yield
@@ -70,10 +70,10 @@ def serve_metrics(
     fleet: "NetworkFleet", listen: str, token_file: Path | None, certs: Path | None
 ) -> Iterator["Sink"]:
     """Serve a fleet's /metrics inside the block, and yield the sink that counts the rounds for it."""
-    from semisfl.watch.address import Address, serving
+    from semisfl.watch.address import Address, serve_app
     from semisfl.watch.exporter import Exporter
 
     made = Exporter(fleet)
-    with serving(made.app, Address.parse("--metrics", listen, token_file, certs)) as url:
+    with serve_app(made.app, Address.parse("--metrics", listen, token_file, certs)) as url:
         console.say(f"metrics on {url}metrics")
         yield made

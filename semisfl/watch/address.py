@@ -73,7 +73,7 @@ class Address:
         return cls(host, port, token, certificates)
 
     def bind(self) -> socket.socket:
-        """Return a socket that listens, so that a wrong port fails before anything starts."""
+        """Return a socket that listens; raise `ConfigError` if another program has the port."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         # asyncio sends each part of an answer at once only where the protocol is named.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -107,16 +107,14 @@ def _read_token(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def serving(
-    app: "ASGIApp", address: Address, listener: socket.socket | None = None
-) -> Iterator[str]:
+def serve_app(app: "ASGIApp", address: Address) -> Iterator[str]:
     """Serve ``app`` from a thread while the block runs, and yield its URL.
 
-    ``listener``: a socket that `Address.bind` made before; None: bind one now.
+    Raises `ConfigError` if the address or the certificates cannot be used.
     """
     from semisfl.watch.app import Guard
 
-    with listener or address.bind() as listener:
+    with address.bind() as listener:
         config = uvicorn.Config(
             Guard(app, address.token, address.certificates is not None),
             limit_concurrency=MOST_REQUESTS,

@@ -17,7 +17,7 @@ from reproduction import records
 from semisfl.data.holdings import count
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.run_data import load_data
-from semisfl.watch.address import Address, serving
+from semisfl.watch.address import Address, serve_app
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
 from tests.watch.browser import Browser, browser
@@ -71,7 +71,7 @@ def main(out: Path) -> None:
         folders(Path(temporary))
         for name, folder, view, size, dark in PICTURES:
             app = make_app(Runs([Path(temporary) / folder]))
-            with serving(app, Address("127.0.0.1", 0)) as url:
+            with serve_app(app, Address("127.0.0.1", 0)) as url:
                 take(page, url, view, size, dark, out / f"watch-{name}.png")
                 page.call("Page.navigate", url="about:blank")
             print(out / f"watch-{name}.png")

@@ -20,7 +20,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.sections import ConfigError
-from semisfl.watch.address import Address, serving
+from semisfl.watch.address import Address, serve_app
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
 from tests import toy
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
 
 @contextmanager
 def page(path: Path, address: Address | None = None) -> Iterator[str]:
-    with serving(make_app(Runs([path])), address or Address("127.0.0.1", 0)) as url:
+    with serve_app(make_app(Runs([path])), address or Address("127.0.0.1", 0)) as url:
         yield url
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semisfl.cli.watching import serve_metrics
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
-from semisfl.watch.address import Address, serving
+from semisfl.watch.address import Address, serve_app
 from semisfl.watch.exporter import Exporter
 from tests import toy
 from tests.net.harness import network, tiny
@@ -48,7 +48,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def samples(made: Exporter) -> dict[str, dict[tuple[str, ...], float]]:
-    with serving(made.app, Address("127.0.0.1", 0)) as url:
+    with serve_app(made.app, Address("127.0.0.1", 0)) as url:
         status, text, headers = ask(url, "/metrics")
         assert status == 200 and headers["content-type"].startswith("text/plain")
         assert ask(url, "/metrics", "POST")[0] == 405
@@ -124,7 +124,7 @@ def test_after_a_round_the_exporter_has_its_numbers() -> None:
 
 
 def test_the_exporter_needs_the_pages_token() -> None:
-    with serving(exporter().app, Address("127.0.0.1", 0, TOKEN)) as url:
+    with serve_app(exporter().app, Address("127.0.0.1", 0, TOKEN)) as url:
         assert ask(url, "/metrics")[0] == 401
         assert ask(url, "/metrics", authorization=f"Bearer {TOKEN}")[0] == 200
 

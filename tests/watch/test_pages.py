@@ -11,7 +11,7 @@ import pytest
 
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
-from semisfl.watch.address import Address, serving
+from semisfl.watch.address import Address, serve_app
 from semisfl.watch.app import make_app
 from semisfl.watch.inline import write_page
 from semisfl.watch.views import Runs
@@ -42,7 +42,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(chromium: Browser, folder: Path) -> Iterator[Browser]:
     """Show the page of ``folder``, and check that its console stays empty."""
     chromium.complaints.clear()
-    with serving(make_app(Runs([folder])), Address("127.0.0.1", 0)) as url:
+    with serve_app(make_app(Runs([folder])), Address("127.0.0.1", 0)) as url:
         chromium.open(url)
         chromium.until("document.body && document.body.dataset.shown")
         yield chromium
