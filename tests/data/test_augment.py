@@ -253,12 +253,6 @@ def test_cutout_covers_its_box_and_nothing_else() -> None:
     assert torch.equal(augment.strong(images, draws), images)
 
 
-def test_flip_and_pad_can_be_set() -> None:
-    draws = Augmentation(flip=False, pad=2).draw_weak(generator(1, "weak"), (900,), 28, 28)
-    assert not draws.flip.any()
-    assert set(draws.shift_x) == set(draws.shift_y) == {-2, -1, 0, 1, 2}
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_normalizer(channels: int) -> None:
     mean, std = (0.4914, 0.4822, 0.4465)[:channels], (0.2023, 0.1994, 0.2010)[:channels]

@@ -8,14 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.costs import rounds
 from semisfl.data import sources
 from semisfl.data.partition import split
-from semisfl.fleet.setup import NetworkOptions
 from semisfl.runs import start
 from semisfl.runs.run_data import load_data
 from semisfl.settings import config as configs
-from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.config import Config
 from tests import toy
 
 SMALL = [
@@ -88,10 +86,6 @@ def test_folders_say_who_holds_what(place: Path) -> None:
     assert torch.equal(data.images[held.clients[1]], dataset.images[dataset.clients["phone1"]])  # type: ignore[index]
 
 
-def test_a_plan_counts_the_other_places_images(place: Path) -> None:
-    assert rounds.planned_images(config_of(place, "packed.npz")).mean == pytest.approx(7 / 3)
-
-
 def test_labels_of_the_same_classes_are_kept_for_the_partition() -> None:
     data = sources.join(toy.dataset(40, seed=1), toy.dataset(200, seed=2))
     assert data.served == 40 and torch.equal(data.labels[40:], toy.dataset(200, seed=2).labels)
@@ -134,19 +128,3 @@ def test_a_resumed_run_goes_on_with_the_same_images(place: Path, tmp_path: Path)
     rounds = [json.loads(line) for line in lines]
     for key in ("loss_supervised", "loss_semi", "accuracy", "mask_rate"):
         assert [row[key] for row in rounds] == [row[key] for row in uninterrupted]
-
-
-def test_unsupported_settings_are_refused_with_the_reason(place: Path) -> None:
-    with pytest.raises(ValueError, match=r"clients.total = 3 exceeds the 2 images left"):
-        split(np.arange(6) % 2, labeled=2, clients=3, kind="iid", seed=0, classes=2, served=4)
-    with pytest.raises(ValueError, match=r"'nowhere' is neither a known set"):
-        load_data(config_of(place, "loose", "data.unlabeled=nowhere"))
-    options = NetworkOptions("127.0.0.1:0", None, insecure_loopback=True)
-    with (
-        pytest.raises(ConfigError, match=r"data.unlabeled = .*loose.* is for simulated clients"),
-        start.begin(config_of(place, "loose"), network=options),
-    ):
-        pass
-    unknown = sources.load(str(place / "loose"))
-    with pytest.raises(ValueError, match="loose has no labelled training images"):
-        sources.join(unknown, unknown)

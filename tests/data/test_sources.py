@@ -1,7 +1,6 @@
 """Images from every kind of source, and what happens to bad ones."""
 
 import io
-import logging
 import os
 import shutil
 import struct
@@ -19,8 +18,6 @@ from PIL import Image
 from semisfl.data import decode, places
 from semisfl.data.dataset import Dataset
 from semisfl.data.sources import load
-from semisfl.settings import catalog
-from semisfl.use import pictures
 from tests import processes
 
 
@@ -110,11 +107,6 @@ def test_shards_are_joined_in_the_order_of_index(tmp_path):
         assert dataset.labels.tolist() == [0, 1] * 4
         assert dataset.test_labels.tolist() == [0, 1]
         assert (dataset.name, dataset.classes, dataset.notes) == ("set", ("even", "odd"), ())
-
-
-def test_a_shard_alone_is_used_and_said_so(tmp_path):
-    write_packed(tmp_path / "set_0of2.npz", [0, 1, 3, 8, 9])
-    assert load(str(tmp_path / "set")).notes == ("1 of 2 shards are here: set_0of2.npz",)
 
 
 @pytest.mark.parametrize("arrange", [(0, 1, 2, 3), (0, 3, 1, 2)])
@@ -252,13 +244,6 @@ def test_class_names_that_look_alike_are_one_class(tmp_path, kind):
     assert sorted(dataset.test_labels.tolist()) == [0, 1]
 
 
-def test_class_folders_count_whatever_lies_beside_them(tmp_path):
-    root = class_folder(tmp_path / "images")
-    np.savez(root / "features.npz", a=np.zeros(3))
-    (root / "train" / "about.parquet").touch()
-    assert load(str(root)).classes == ("cat", "dog")
-
-
 def test_the_working_directory_has_its_own_name(tmp_path, monkeypatch):
     root = class_folder(tmp_path / "images")
     monkeypatch.chdir(root)
@@ -279,25 +264,6 @@ def test_folders_behind_links_are_read_once(tmp_path):
     labels = load(str(root)).labels
     assert len(labels) == before + 1
     assert (labels == 0).sum() == (labels == 1).sum() + 1
-
-
-def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, caplog):
-    class_folder(tmp_path / "set")
-    closed = tmp_path / "set" / "train" / "cat" / "closed"
-    save(closed / "0.png", noise(9))
-    scandir = os.scandir
-
-    def refused(place):
-        if Path(place) == closed:
-            raise PermissionError(13, "Permission denied", str(place))
-        return scandir(place)
-
-    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
-    monkeypatch.setattr(os, "scandir", refused)
-    said = f"{closed} cannot be read and is left out: Permission denied"
-    assert len(load(str(tmp_path / "set")).images) == 6 and said in caplog.text
-    caplog.clear()
-    assert len(pictures.files_of(tmp_path / "set")) == 12 and said in caplog.text
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
@@ -323,22 +289,6 @@ def test_different_sizes_are_resized_to_the_most_common_and_said_so(tmp_path):
     assert torch.equal(dataset.images[:3], planes(0, 1, 2))
     assert load(str(tmp_path), size=12).images.shape == (7, 3, 12, 12)
     refuses("size = 0 is below 1", tmp_path, size=0)
-
-
-def test_an_image_that_breaks_off_is_not_counted_as_resized(tmp_path):
-    root = class_folder(tmp_path, each=20)
-    save(root / "train" / "dog" / "wide.jpg", noise(60, (20, 30, 3)))
-    whole = (root / "train" / "dog" / "wide.jpg").read_bytes()
-    (root / "train" / "dog" / "broken.jpg").write_bytes(whole[:-200])
-    left_out, resized = load(str(root)).notes
-    assert left_out.startswith("1 of ") and "train/dog/broken.jpg" in left_out
-    assert resized.startswith("1 of ")
-
-
-def test_the_home_of_a_user_who_does_not_exist_is_no_path(monkeypatch):
-    refuses("neither a known set .* nor a path to images", "~no-such-user/photos")
-    monkeypatch.setenv("SEMISFL_DATA", "~no-such-user")
-    refuses("SEMISFL_DATA = ~no-such-user does not exist", "photos")
 
 
 def claims(width: int, height: int) -> bytes:
@@ -382,16 +332,6 @@ def test_too_many_unreadable_images_are_refused(tmp_path):
         "remove or replace them",
         tmp_path,
     )
-
-
-def test_a_class_of_which_no_image_can_be_read_is_named_with_the_reason(tmp_path):
-    class_folder(tmp_path)
-    for number in range(30):
-        save(tmp_path / "train" / "dog" / f"more-{number}.png", noise(number))
-    save(tmp_path / "test" / "eel" / "1.png", noise(1))
-    (tmp_path / "train" / "eel").mkdir()
-    (tmp_path / "train" / "eel" / "1.png").touch()
-    refuses(r"without training images: eel; .* \(1 of \d+ images could not be read", tmp_path)
 
 
 def test_bad_folders(tmp_path):
@@ -604,18 +544,6 @@ def test_a_local_hugging_face_copy(tmp_path, monkeypatch, form):
         assert dataset.labels.tolist() == [0, 1, 0, 1, 0, 1, -1, -1]
         assert torch.equal(dataset.test_images, planes(8, 9))
         assert (dataset.name, dataset.classes) == ("stl10", ("even", "odd"))
-
-
-def test_named_sets_are_normalised_as_published():
-    published = {
-        "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        "svhn": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-        "stl10": ((0.4408, 0.4279, 0.3867), (0.2683, 0.2610, 0.2687)),
-        "image100": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    }
-    for name, constants in published.items():
-        row = catalog.DATA[name]
-        assert (row.mean, row.std) == constants, name
 
 
 # A Dataset of one's own

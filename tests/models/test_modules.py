@@ -193,17 +193,6 @@ def test_features_are_flat_after_a_flatten_also_in_a_block() -> None:
     assert layers_of(nn.Sequential(body, nn.LayerNorm(8)))[1]["kind"] == "layernorm"
 
 
-def test_square_settings_may_be_pairs() -> None:
-    module = nn.Sequential(
-        nn.MaxPool2d((2, 2), (1, 1)), nn.AvgPool2d((3, 3)), nn.AdaptiveAvgPool2d((1, 1))
-    )
-    assert layers_of(module) == [
-        {"kind": "pool", "name": "0", "stride": 1},
-        {"kind": "avgpool", "name": "1", "size": 3},
-        {"kind": "avgpool", "name": "2"},
-    ]
-
-
 def test_a_layer_used_twice() -> None:
     """One without weights is there twice; one with weights would be two in a table."""
     relu, linear = nn.ReLU(), nn.Linear(4, 4)

@@ -178,12 +178,6 @@ def test_cut_by_index_and_by_name_agree() -> None:
     assert torch.equal(by_name(images), by_index(images))
 
 
-def test_default_cut_is_after_the_flatten() -> None:
-    model = build("alexnet", (3, 32, 32), 10, projector="none")
-    assert [name for name, _ in model.bottom.named_children()][-1] == "flatten"
-    assert next(name for name, _ in model.top.named_children()) == "drop1"
-
-
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
@@ -230,14 +224,6 @@ def test_a_cut_that_leaves_one_side_without_parameters_is_refused() -> None:
 def test_mistakes_in_a_users_own_model_are_named(own: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(presets.preset("digits"), (1, 4, 4), 3, stages_of(own, (1, 4, 4)))
-
-
-def test_images_that_are_too_small_for_a_named_model() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"model.name = 'cnn' cannot take images of 12x12 pixels; choose another model or larger",
-    ):
-        build("cnn", (3, 12, 12), 10)
 
 
 def test_weights_follow_from_the_seed_and_global_state_is_left_alone() -> None:

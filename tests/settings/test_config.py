@@ -1,17 +1,21 @@
 """Configuration: overrides, and mistakes, each in one line that names the key, the value and the fix."""
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semisfl import resume, seeds, train
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import AGGREGATES, METHODS
 from semisfl.settings.config import Config, ConfigError, known_keys, parse
 from semisfl.settings.plain_values import words_of
 from semisfl.settings.sections import needed_confidence
 from semisfl.settings.toml import to_toml
+from semisfl.stopping import StopFlag
+from tests import toy
 
 BASE = {"clients": {"total": 10, "active": 5}}
 
@@ -251,3 +255,27 @@ def test_a_run_writes_its_own_methods_section_alone() -> None:
         own = {"supervised": set(), "fedswitch-sl": {"fedswitch"}}.get(method, {method})
         assert {entry.section for entry in METHODS.values()} & written.keys() == own
         assert "krum" not in written["robust"]
+
+
+def test_seeds_that_no_float_holds_are_kept_to_the_last_digit(tmp_path: Path) -> None:
+    """TOML and JSON both carry them, and two that one float would stand for give two runs."""
+    seed = 2**60 + 1
+    chosen = parse({"seed": seed})
+    assert parse(tomllib.loads(to_toml(chosen))) == chosen
+    assert parse(json.loads(chosen.model_dump_json())).seed == seed
+    assert config.override({}, [f"seed={seed}"]) == {"seed": seed}
+    assert float(seed) == float(seed - 1)
+    assert seeds.derive(seed, "batches") != seeds.derive(seed - 1, "batches")
+    small = ("rounds=2", *toy.FLAT)
+    whole = train(toy.values("semisfl", f"seed={seed}", *small), data=toy.dataset(), device="cpu")
+    other = train(
+        toy.values("semisfl", f"seed={seed - 1}", *small), data=toy.dataset(), device="cpu"
+    )
+    losses = [run.history["loss_supervised"] for run in (whole, other)]
+    assert losses[0] != losses[1]
+    begun = toy.values("semisfl", f"seed={seed}", *small)
+    stop = StopFlag()
+    how: dict[str, Any] = {"data": toy.dataset(), "device": "cpu"}
+    train(begun, out=tmp_path / "run", stop=stop, observe=lambda row: stop.request(), **how)
+    resumed = resume(tmp_path / "run", **how)
+    assert resumed.history["loss_supervised"] == losses[0]
