@@ -29,7 +29,7 @@ help:
 	@echo "                oldest versions of everything that pyproject.toml promises)"
 	@echo "make mutants    deliberately wrong changes, one at a time: the tests must notice each"
 	@echo "make chaos      ten minutes of dying, frozen and lying clients, server kills, full disks;"
-	@echo "                then malicious servers, and 200 more clients and servers killed at any moment"
+	@echo "                then 200 more clients and servers killed at any moment"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
 	@echo "make results    write every table of the pages that comes from runs, from reproduction/records"

@@ -329,21 +329,16 @@ def classify(
 ) -> None:
     """Classify images with the help of a server; only features leave this device."""
     from semisfl.net.client.connection import Target
-    from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
-    from semisfl.net.client.rejection import Rejected
+    from semisfl.net.client.owner import Owner
     from semisfl.use.split_inference import ModelClient
 
     credentials = client_credentials("classify", certs, insecure_loopback)
     target = Target(address, credentials, insecure_loopback)
     owner = Owner.of_device(policy, certs, accept or ())
-    try:
-        with ModelClient(target, codec=codec, bottom=bottom, owner=owner) as client:
-            predictions = client.predict(images)
-            if policy is not None:
-                console.say(client.summary)
-    except NotAccepted as refused:
-        line = how_to_accept(refused, "classify", address, certs, policy)
-        raise Rejected(line, "policy") from refused
+    with ModelClient(target, codec=codec, bottom=bottom, owner=owner) as client:
+        predictions = client.predict(images)
+        if policy is not None:
+            console.say(client.summary)
     print_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
 

@@ -16,7 +16,6 @@ from semisfl.__main__ import run
 from semisfl.cli import console, output, progress, signals, use_model
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
-from semisfl.net.client.owner import NotAccepted, how_to_accept
 from semisfl.runs.directory import RunDirectory, Taken
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
@@ -57,8 +56,6 @@ def test_a_path_in_a_suggested_command_can_be_pasted(tmp_path: Path) -> None:
     (run / "config.toml").touch()
     with pytest.raises(Taken, match=rf"continue it with --resume '{run}'"):
         RunDirectory.check_free(run)
-    refused = how_to_accept(NotAccepted("sha256:0"), "join", "a:1", Path("my certs"), None)
-    assert "`semisfl inspect a:1 --certs 'my certs'`" in refused
 
 
 def speak() -> None:

@@ -1,36 +1,38 @@
 """Servers that ask for something else than their terms say: a device refuses and ends its part."""
 
 import asyncio
-import json
+import contextlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
 from semisfl.fleet.packing import joined, tensor_names
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.models.build import build_model
-from semisfl.net.client.agreement import most_begun
 from semisfl.net.client.allowance import Allowance
+from semisfl.net.client.member import Member
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.client.shown_terms import text_of_terms
 from semisfl.net.frames import WireError
+from semisfl.net.messages import SMALL
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.roster import Roster, remove_device
-from semisfl.net.terms import Terms
+from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
+from semisfl.settings.layer_kinds import MAX_LAYERS
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import CLASSES, SIDE, Client, Network, network, tiny, toy_data, until
-from tests.net.rogue_server import Peer, RogueServer, Script, rogue, terms
-from tests.net.rogues import enrolled
+from tests.net.rogue_server import Peer, RogueServer, Script, changed, terms
+
+HEAD = [{"kind": "flatten"}, {"kind": "linear"}]
 
 
 def refusal(net: Network) -> str:
@@ -42,18 +44,26 @@ def refusal(net: Network) -> str:
     return str(client.error)
 
 
-def plan_of(net: Network, **changes: Any) -> SplitRound:
+def begin(net: Network, **changes: Any) -> None:
+    """Begin a split round with these changes, which its only device refuses."""
     method = net.experiment.method
     assert isinstance(method, SemiSFL)
     method.active = method.setup.active(0)
-    return replace(method._plan(0, net.config.optimizer.lr), **changes)
-
-
-def begin(net: Network, plan: SplitRound) -> None:
-    """Begin a round that its only device refuses."""
+    plan: SplitRound = replace(method._plan(0, net.config.optimizer.lr), **changes)
     net.fleet.start_round(plan)
     with pytest.raises(RoundAborted):
         net.fleet.forward()
+
+
+def train(net: Network, **changes: Any) -> None:
+    """Begin a full-model round with these changes, which its only device refuses."""
+    method: Any = net.experiment.method
+    plan = FullRound(0, (0,), 2, 0.02, send={"student": method.student.state_dict()})
+    with pytest.raises(RoundAborted):
+        net.fleet.train(method.work, replace(plan, **changes))
+
+
+# --- rounds --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,7 +74,6 @@ def begin(net: Network, plan: SplitRound) -> None:
         ({"steps": 3}, "steps = 3"),
         ({"index": -1}, "round = -1 for a round; the agreed terms allow 0 to 1"),
         ({"index": 2**40}, "round = 1.09951e+12"),
-        ({"lr": -0.02}, "lr = -0.02"),
         ({"lr": 0.021}, "lr = 0.021 for a round; the agreed terms allow 0.005 to 0.02"),
         ({"lr": 0.0}, "lr = 0 "),
         ({"teacher_decay": 0.99}, "ema = True for a round; the agreed terms have False"),
@@ -76,7 +85,7 @@ def test_a_split_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) 
     allowance.spent = Spent(rounds=1, uses=4)
     with network(tiny(1)) as net:
         net.enrol(0, policy=DevicePolicy(uses_per_image=10), allowance=allowance)
-        begin(net, plan_of(net, **changes))
+        begin(net, **changes)
         assert f"the server sends {reason}" in refusal(net)
     assert allowance.spent == Spent(rounds=1, uses=4)
 
@@ -84,7 +93,7 @@ def test_a_split_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) 
 def test_a_teacher_that_follows_has_the_agreed_decay() -> None:
     with network(tiny(1, semisfl={"client_teacher": "ema"})) as net:
         net.join_all()
-        begin(net, plan_of(net, teacher_decay=0.0))
+        begin(net, teacher_decay=0.0)
         assert "decay = 0.0 for a round; the agreed terms have 0.99" in refusal(net)
 
 
@@ -94,38 +103,39 @@ def test_a_teacher_that_follows_has_the_agreed_decay() -> None:
         ({"steps": 10_000}, "steps = 10000 for a round; the agreed terms allow 1 to 2"),
         ({"steps": 0}, "steps = 0 for a round; the agreed terms allow 1 to 2"),
         ({"lr": 50.0}, "lr = 50"),
-        ({"lr": 0.0}, "lr = 0 "),
         ({"index": 7}, "round = 7"),
         (
             {"settings": {"confidence_threshold": 0.0, "iid_threshold": 9.0, "ema_decay": 0.99}},
             "confidence_threshold = 0.0 for a round; the agreed terms have 0.95",
         ),
-        ({"settings": {"save_to": "x"}}, "settings.save_to for a round, which the agreed terms"),
-        ({"send": {"student": {}}}, "student without any tensor for a round"),
-        ({"on_request": {"teacher": {}}}, "teacher without any tensor for a round"),
+        ({"settings": {"save_to": "x"}}, "save_to = 'x' for a round; the agreed terms have None"),
     ],
 )
 def test_a_full_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) -> None:
     with network(tiny(1, method="fedswitch")) as net:
         net.join_all()
-        method: Any = net.experiment.method
-        state = method.student.state_dict()
-        plan = FullRound(0, (0,), 2, 0.02, send={"student": state})
-        with pytest.raises(RoundAborted):
-            net.fleet.train(method.work, replace(plan, **changes))
+        train(net, **changes)
         assert f"the server sends {reason}" in refusal(net)
         assert net.clients[0].link.owner.allowance.spent == Spent()
 
 
-def test_statistics_of_a_model_without_batchnorm_are_refused() -> None:
-    with network(tiny(1, method="semifl")) as net:
+def test_a_round_that_cannot_be_done_ends_with_a_reason() -> None:
+    with network(tiny(1, method="fedswitch")) as net:
         net.join_all()
-        method: Any = net.experiment.method
-        plan = FullRound(0, (0,), 0, 0.0, send={"model": method.model.state_dict()})
+        train(net, send={})
+        assert "the server sends no 'student' for a round" in refusal(net)
+    with network(tiny(1, method="fedswitch")) as net:
+        net.join_all()
+        state: Any = net.experiment.method.student.state_dict()  # type: ignore[attr-defined]
+        train(net, send={"student": dict(list(state.items())[:1])})
+        assert "the server's round cannot be done: RuntimeError: " in refusal(net)
+    layers = [{"kind": "avgpool"}, {"kind": "flatten"}, {"kind": "batchnorm"}, {"kind": "linear"}]
+    config = tiny(1, model={"layers": layers, "cut": "batchnorm1"}, clients={"batch": 1})
+    with network(config) as net:  # BatchNorm has no statistics of a single value
+        net.join_all(policy=DevicePolicy(smallest_batch=1))
         with pytest.raises(RoundAborted):
-            net.fleet.train(method.statistics_work, plan)
-        assert "which answers statistics; this model has no tensor of it" in refusal(net)
-        assert net.clients[0].link.owner.allowance.spent == Spent()
+            net.experiment.method.round(0)
+        assert "the server's round cannot be done: ValueError: Expected more than 1" in refusal(net)
 
 
 def test_settings_that_a_full_round_leaves_out_are_those_of_the_terms() -> None:
@@ -144,34 +154,18 @@ def test_states_that_are_no_names_are_refused(key: Any) -> None:
         net.fleet._schemas.states({"student": [key]})
 
 
-def test_a_full_round_without_the_model_ends_with_a_reason() -> None:
-    with network(tiny(1, method="fedswitch")) as net:
+@pytest.mark.parametrize(
+    "method", ["semisfl", "fedswitch-sl", "fedswitch", "semifl", "fedmatch", "fl2"]
+)
+def test_an_honest_run_is_within_its_terms_to_its_last_round(method: str) -> None:
+    by_classes = {"confidence_threshold": "by_classes"}
+    with network(tiny(1, method=method, semisfl=by_classes, fedswitch=by_classes)) as net:
         net.join_all()
-        method: Any = net.experiment.method
-        with pytest.raises(RoundAborted):
-            net.fleet.train(method.work, FullRound(0, (0,), 2, 0.02, send={}))
-        assert "the server sends no 'student' for a round" in refusal(net)
-
-
-def test_a_full_round_with_part_of_the_model_ends_with_a_reason() -> None:
-    with network(tiny(1, method="fedswitch")) as net:
-        net.join_all()
-        method: Any = net.experiment.method
-        state = dict(list(method.student.state_dict().items())[:1])
-        with pytest.raises(RoundAborted):
-            net.fleet.train(method.work, FullRound(0, (0,), 2, 0.02, send={"student": state}))
-        assert "the server's round cannot be done: RuntimeError: " in refusal(net)
-
-
-def test_a_split_round_that_cannot_be_done_ends_with_a_reason() -> None:
-    """BatchNorm has no statistics of a single value."""
-    layers = [{"kind": "avgpool"}, {"kind": "flatten"}, {"kind": "batchnorm"}, {"kind": "linear"}]
-    config = tiny(1, model={"layers": layers, "cut": "batchnorm1"}, clients={"batch": 1})
-    with network(config) as net:
-        net.join_all(policy=DevicePolicy(smallest_batch=1))
-        with pytest.raises(RoundAborted):
-            net.experiment.method.round(0)
-        assert "the server's round cannot be done: ValueError: Expected more than 1" in refusal(net)
+        for index in range(2):
+            net.experiment.method.round(index)
+        assert net.clients[0].error is None
+        states = net.experiment.method.state_dict().values()
+        assert all(torch.isfinite(x).all() for x in states if torch.is_tensor(x))
 
 
 def test_a_device_that_is_removed_in_a_full_round_says_so(
@@ -196,13 +190,14 @@ def test_a_device_that_is_removed_in_a_full_round_says_so(
         assert "was removed by the operator" in str(error)
 
 
+# --- terms ---------------------------------------------------------------------------------------
+
+
 def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Roster, "enrol", lambda *_: 10**8)
     with network(tiny(1)) as net:
-        client = net.join(0)
-        until(lambda: client.error is not None)
-        assert isinstance(client.error, WireError)
-        assert "client = 1e+08; this device allows 0 to 999999" in str(client.error)
+        net.join(0)
+        assert "client = 1e+08; this device allows 0 to 999999" in refusal(net)
 
 
 @pytest.mark.parametrize(
@@ -221,41 +216,66 @@ def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPat
         ("mean", [float("nan")], "mean = nan"),
         ("std", [0.0], "std = 0"),
         ("std", [0.5, 0.5], "1 means and 2 stds for 1 channels"),
+        ("config.model.layers", [{"kind": "relu"}] * 1000, "has 1000 layers"),
+        ("config.model.layers", [{"kind": "conv", "channels": 10**12}], "channels = 100000000000"),
+        ("config.model.layers", [{"kind": "__import__"}], "kind = '__import__' is not known"),
+        ("config.model.layers", [{"kind": "relu", "hook": "x"}], "model.layers[0].hook'"),
     ],
 )
-def test_numbers_of_the_terms_have_ranges(path: str, value: Any, reason: str) -> None:
-    plain = json.loads(Terms(tiny(), (1, SIDE, SIDE), CLASSES, (0.5,), (0.5,)).to_json())
-    *sections, leaf = path.split(".")
-    target = plain
-    for section in sections:
-        target = target[section]
-    target[leaf] = value
+def test_numbers_and_layers_of_the_terms_have_limits(path: str, value: Any, reason: str) -> None:
     with pytest.raises(WireError, match="the server's terms cannot be read") as error:
-        Terms.from_json(json.dumps(plain), ["semisfl"])
-    assert reason in str(error.value)
+        Terms.from_json(changed(terms(), path, value), ["semisfl"])
+    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
-def test_an_honest_run_is_within_its_terms_to_its_last_round() -> None:
-    by_classes = {"confidence_threshold": "by_classes"}
-    for method in ("semisfl", "fedswitch-sl", "fedswitch", "semifl", "fedmatch", "fl2"):
-        config = tiny(1, method=method, rounds=3, semisfl=by_classes, fedswitch=by_classes)
-        with network(config) as net:
-            net.join_all()
-            for index in range(3):
-                net.experiment.method.round(index)
-            assert net.clients[0].error is None
-            assert all(
-                torch.isfinite(x).all()
-                for x in net.experiment.method.state_dict().values()
-                if torch.is_tensor(x)
-            )
+def test_the_largest_table_fits_into_a_welcome() -> None:
+    longest = {"name": "a" * 40, "kind": "conv", "channels": 65_536, "kernel": 64, "stride": 64}
+    row = {**longest, "padding": 64, "bias": False, "groups": 65_536}
+    rows = [{**row, "name": f"{number:040}"} for number in range(MAX_LAYERS)]
+    text = changed(terms(), "config.model.layers", rows)
+    received = Terms.from_json(text, ["semisfl"])
+    assert len(received.to_json()) < SMALL - 1024
+    assert Terms.from_json(received.to_json(), ["semisfl"]).run == received.run
+
+
+@pytest.mark.parametrize(
+    ("layers", "error"),
+    [
+        (
+            [HEAD[0], *[{"kind": "linear", "features": 65_536}] * 2, HEAD[1]],
+            "the model would have 4,312,137,732 parameters, the limit is 1,073,741,824",
+        ),
+        (
+            [{"kind": "conv", "channels": 65_536, "kernel": 1, "padding": 64}, *HEAD],
+            "gives 65536x144x144 numbers for an image, the limit is 16,777,216",
+        ),
+    ],
+)
+def test_a_device_makes_no_model_without_limit(layers: Any, error: str) -> None:
+    received = Terms.from_json(changed(terms(), "config.model.layers", layers), ["semisfl"])
+    hardware = Hardware("cpu", received.config.runtime)
+    with pytest.raises(ValueError, match=error):
+        Member(received, lambda shape: pytest.fail("too late"), hardware)
+
+
+@pytest.mark.parametrize(("cut", "side"), [(1, "device"), (4, "server")])
+def test_a_model_that_leaves_one_side_nothing_to_train_is_refused(cut: int, side: str) -> None:
+    rows = [{"kind": "relu"}, {"kind": "conv", "channels": 3}, *HEAD, {"kind": "relu"}]
+    received = Terms.from_json(changed(terms(), "config.model.layers", rows), ["semisfl"])
+    with pytest.raises(WireError, match=f"leaves the {side} no parameters"):
+        placed_model(
+            received.config.model.model_copy(update={"cut": cut}), (1, SIDE, SIDE), CLASSES
+        )
+
+
+# --- frames out of turn --------------------------------------------------------------------------
 
 
 @contextmanager
 def meeting(script: Script, **owner: Any) -> Iterator[tuple[Client, RogueServer]]:
     """Let a device meet a server that runs ``script``, to its end."""
     data, partition = toy_data(1)
-    with rogue(script) as server:
+    with contextlib.closing(RogueServer(script)) as server:
         images = data.images[partition.clients[0]]
         client = Client(f"127.0.0.1:{server.port}", images, "one", **owner)
         assert server.ended.wait(30)
@@ -268,14 +288,20 @@ def test_a_split_round_is_no_part_of_terms_that_send_whole_models() -> None:
     text = terms(tiny(1, method="fedswitch"))
 
     async def script(peer: Peer) -> None:
-        await enrolled(peer, text)
+        await peer.enrol(text)
         await peer.split(text)
-        with suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(peer.hears(), 2)
 
     with meeting(script, policy=DevicePolicy(full_models=True)) as (client, server):
         assert [item.kind for item in server.received] == ["hello", "ready"]
         assert client.link.owner.allowance.spent == Spent()
+
+
+def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:
+    with network(tiny(1)) as net:
+        net.join_all()
+        assert set(net.clients[0].device.beginnings) == {"split", "split_alone"}
 
 
 def test_states_of_another_round_end_a_full_round_and_not_the_device() -> None:
@@ -288,7 +314,7 @@ def test_states_of_another_round_end_a_full_round_and_not_the_device() -> None:
     fields |= {"states": tensor_names(states), "on_request": {}}
 
     async def script(peer: Peer) -> None:
-        await enrolled(peer, text)
+        await peer.enrol(text)
         for _ in range(2):
             await peer.say("full", fields)
             await peer.say("states", {"round": 1}, tensors=joined(states))
@@ -299,59 +325,15 @@ def test_states_of_another_round_end_a_full_round_and_not_the_device() -> None:
         assert kinds == ["hello", "ready"] and client.error is None
 
 
-def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:
-    with network(tiny(1)) as net:
-        net.join_all()
-        assert set(net.clients[0].device.beginnings) == {"split", "split_alone"}
-
-
-def test_the_same_round_is_not_repeated_without_end() -> None:
-    text = terms(tiny(1))
-    plain = Terms.from_json(text, ["semisfl"])
-    most = most_begun(plain.config)
-    assert f"at most {most} until" in text_of_terms(plain) and most < 60
-    other = terms(tiny(1, seed=6))
-
-    async def script(peer: Peer) -> None:
-        await enrolled(peer, text if len(calls) != 1 else other)
-        calls.append(1)
-        for _ in range(most if len(calls) == 3 else most // 2):
-            await peer.split(text)
-            await peer.hears()
-        if len(calls) < 3:  # neither a new connection nor other terms in between lift the bound
-            await peer.context.abort(grpc.StatusCode.UNAVAILABLE, "back soon")
-
-    calls: list[int] = []
-    data, partition = toy_data(1)
-    with rogue(script) as server:
-        client = Client(f"127.0.0.1:{server.port}", data.images[partition.clients[0]], "one")
-        until(lambda: client.error is not None)
-        assert f"the server began {most} rounds of a run of 2, repeats included" in str(
-            client.error
-        )
-        begun = [item.kind for item in server.received].count("features")
-        assert begun == most + most // 2
-
-
-def heard(text: str, **how: Any) -> str:
-    """Return the reason that a server hears from a device which refuses these terms."""
-
-    async def script(peer: Peer) -> None:
-        await peer.welcome(text)
-
-    images = torch.zeros(12, 1, SIDE, SIDE, dtype=torch.uint8)
-    with rogue(script) as server:
-        client = Client(f"127.0.0.1:{server.port}", images, "one", **how)
-        until(lambda: any(frame.kind == "refusal" for frame in server.received))
-        client.join(30)
-        assert isinstance(client.error, Rejected)
-    return next(f.fields["reason"] for f in server.received if f.kind == "refusal")
-
-
 def test_a_refusal_tells_nothing_of_other_servers() -> None:
     """The device's owner reads the numbers; they count what every server got."""
     allowance = Allowance()
     allowance.spent = Spent(3, 737, 0.0)
-    policy = DevicePolicy(uses_per_image=700)
-    reason = heard(terms(), policy=policy, allowance=allowance)
-    assert reason == "what its owner's caps allow is used up"
+
+    async def script(peer: Peer) -> None:
+        await peer.welcome(terms())
+
+    owner = {"policy": DevicePolicy(uses_per_image=700), "allowance": allowance}
+    with meeting(script, **owner) as (_, server):
+        assert server.received[-1].fields == {"reason": "what its owner's caps allow is used up"}
+        assert server.received[-1].kind == "refusal"

@@ -66,7 +66,7 @@ def test_a_server_that_does_not_ask_is_refused_by_the_device(
     with network(settings(PLACE)) as net:
         client = net.join(0)
         until(lambda: client.error is not None)
-        assert isinstance(client.error, WireError)
+        assert isinstance(client.error, Rejected)
         assert "neither installed here nor allowed by --allow-method" in str(client.error)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from semisfl.cli.main import main
 from semisfl.fleet.codec import codec_named
 from semisfl.net.client.allowance import Allowance, beside
-from semisfl.net.client.owner import Approval, NotAccepted, Owner
+from semisfl.net.client.owner import Approval, Owner
 from semisfl.settings.policy import DevicePolicy, PolicyBreach, row_bits
 from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier
@@ -51,7 +51,7 @@ def test_nothing_is_downloaded_or_sent_before_the_owner_accepts_the_model(
     monkeypatch.setattr(server._model.network.bottom, "state_dict", lambda: pytest.fail("sent"))
     rows = overheard(server, monkeypatch)
     for accepted in ([], ["sha256:" + "0" * 64]):
-        with pytest.raises(NotAccepted, match=server.served.digest):
+        with pytest.raises(PolicyBreach, match=server.served.digest):
             connect(server, authority, owner=Owner(approval=Approval(accepted)))
     assert not rows and not (tmp_path / "cache").exists()
 
@@ -67,7 +67,7 @@ def test_a_changed_model_must_be_accepted_again(
     connect(server, authority, owner=accepted).close()
     changed = server._model.recut(1) if "cut" in change else server._model
     server.served = ServedModel(**{**dict(ServedModel.of(changed)), **change})
-    with pytest.raises(NotAccepted):
+    with pytest.raises(PolicyBreach):
         connect(server, authority, owner=accepted)
 
 
@@ -191,7 +191,8 @@ def test_the_command_obeys_the_policy(
     address, (photo,) = f"localhost:{server.port}", images_in(tmp_path / "photos", 1)
     words = ["classify", address, str(photo), "--certs", str(camera), "--policy", str(policy)]
     assert main(words) == 6
-    assert f"classify with --accept {digest}" in capsys.readouterr().err
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"--accept {digest}" in line and "semisfl inspect" in line
     assert main(["inspect", address, "--certs", str(camera)]) == 0
     assert f"terms       {digest}" in capsys.readouterr().out
     assert main([*words, "--accept", digest]) == 0

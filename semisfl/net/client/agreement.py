@@ -8,7 +8,7 @@ from torch import Tensor
 
 from semisfl.fleet.base import ClientWork
 from semisfl.net.client.member import Member
-from semisfl.net.frames import Frame, WireError
+from semisfl.net.frames import Frame
 from semisfl.net.ranges import Range
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
@@ -16,18 +16,10 @@ from semisfl.settings.policy import PolicyBreach
 
 ROUNDING = 1e-9
 """Relative error of a learning rate that the server computed."""
-REPEATS, MORE_REPEATS = 4, 20
-"""A device begins at most REPEATS times the rounds of its terms, and MORE_REPEATS more. A server repeats rounds
-after a restart or a loss of devices, and a round of some methods is begun twice."""
 ROW, BATCH = 10.0, 2.5
 """Most that the norm of a row of gradients, and of a batch, may be of the features' typical norm. Longer ones
 make one image's part of the bottom that goes back as large as the server likes. Honest ones of the digits
 reach 0.01 for a row and 0.001 for a batch."""
-
-
-def most_begun(config: Config) -> int:
-    """Return how many rounds a device begins under the same terms, repeats included."""
-    return REPEATS * config.rounds + MORE_REPEATS
 
 
 def check_split(config: Config, frame: Frame) -> None:
@@ -40,7 +32,6 @@ def check_split(config: Config, frame: Frame) -> None:
         _check_equal("teacher", frame.kind == "split", True)
     if fields["ema"]:
         _check_equal("decay", fields["decay"], config.teacher.ema_decay)
-    check_weights(frame.tensors)
 
 
 def check_full(
@@ -48,7 +39,7 @@ def check_full(
 ) -> ClientWork:
     """Return the work that a full-model round asks for, one of ``works``.
 
-    Raises `PolicyBreach` if the round differs from the terms or cannot be done.
+    Raises `PolicyBreach` if the round differs from the terms.
     """
     if (work := works.get(fields["work"])) is None:
         raise PolicyBreach(
@@ -56,24 +47,13 @@ def check_full(
         )
     whole = member.model.whole()
     answers = work.answers.outline(whole.state_dict())
-    if empty := [name for name, tensors in answers.items() if not tensors]:
-        raise PolicyBreach(
-            f"the server asks for {work.name:.40}, which answers {empty[0]:.40}; this model has no tensor of it"
-        )
     weights = {name for name, _ in whole.named_parameters()}
     trains = any(not weights.isdisjoint(tensors) for tensors in answers.values())
     # Work that only computes statistics takes no step.
     _check_numbers(member.config, fields, least_steps=int(trains))
     agreed = full_settings(member.config)
     for name, value in fields["settings"].items():
-        if name not in agreed:
-            raise PolicyBreach(
-                f"the server sends settings.{name:.40} for a round, which the agreed terms do not have; "
-                "it must be a setting of the method, or ema_decay"
-            )
-        _check_equal(name, value, agreed[name])
-    for states in (fields["states"], fields["on_request"]):
-        _check_states(member, states)
+        _check_equal(name, value, agreed.get(name))
     return work
 
 
@@ -87,13 +67,6 @@ def method_settings(config: Config) -> dict[str, Any]:
     section = lookup.method(config.method).section
     settings = getattr(config, section, None) if section else None
     return {} if settings is None else settings.model_dump(mode="json")
-
-
-def check_weights(tensors: Mapping[str, Tensor]) -> None:
-    """Raise `PolicyBreach` for weights that are not finite: no honest server sends them."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise PolicyBreach(f"the server sends {name:.80} with NaN or Inf; it must be finite")
 
 
 @torch.no_grad()
@@ -112,16 +85,6 @@ def check_gradients(gradients: Tensor, features: Tensor) -> None:
                 f"gradients of {words} have norm {norm:.3g}, their features {typical:.3g}; "
                 f"at most {limit:g} times as long is accepted"
             )
-
-
-def _check_states(member: Member, states: Mapping[str, Any]) -> None:
-    try:
-        member.schemas.states(states)
-    except WireError as error:
-        raise PolicyBreach(f"the server's round cannot be done: {error}") from error
-    for name, tensors in states.items():
-        if not tensors:
-            raise PolicyBreach(f"the server sends {name:.40} without any tensor for a round")
 
 
 def _check_numbers(config: Config, fields: Mapping[str, Any], least_steps: int) -> None:

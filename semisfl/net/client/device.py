@@ -7,7 +7,6 @@ so a run over the network and a simulated one do the same arithmetic.
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,8 +74,6 @@ class Device:
         self._stop = stop or StopFlag()
         self._expected: Mapping[str, Schema] = {}
         self._works: Mapping[str, ClientWork] = {}
-        self._begun = Counter[str]()
-        """Rounds begun by the digest of their terms, repeated ones included."""
         self._split_round: ClientSplitRound | None = None
         self._doing, self._stopped_while = CONNECTING, ""
         self._steps: Mapping[str, Callable[[Received, Frame], None]] = {
@@ -134,6 +131,8 @@ class Device:
                     self.answer(question, "refusal", {"reason": breach.to_server})
                     reason = f"this device's policy ends its part: {breach}"
                     raise Rejected(reason, "policy") from breach
+        except WireError as error:  # what the server sent is no mistake made here
+            raise Rejected(str(error), "refused") from error
         except Stopped:
             self._stopped_while = self.doing
             # The server also ends the stream after the goodbye below.
@@ -163,7 +162,7 @@ class Device:
             return step(received, frame)
         try:
             step(received, frame)
-        except (Interrupted, PolicyBreach, Rejected, WireError, *OWN_FAULTS):
+        except (Interrupted, PolicyBreach, Rejected, *OWN_FAULTS):
             raise
         except Exception as error:  # after a restart it would fail again
             reason = " ".join(str(error).split())
@@ -255,13 +254,7 @@ class Device:
 
     def _begin_round(self, fields: Mapping[str, Any]) -> None:
         """Count a round, on disk before anything of it is sent, and log what was sent so far."""
-        member, policy = self.member, self.outgoing.policy
-        self._begun[member.digest] += 1
-        if self._begun[member.digest] > (most := agreement.most_begun(member.config)):
-            raise PolicyBreach(
-                f"the server began {most} rounds of a run of {member.config.rounds}, repeats included; "
-                "start the device again if it shall go on"
-            )
+        policy = self.outgoing.policy
         self._doing = f"training in round {fields['round'] + 1}"
         self._allowance.take(policy, self._price(fields["steps"]))
         spent = self._allowance.total

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from semisfl.fleet.base import ClientWork, FullRound, State
 from semisfl.fleet.packing import joined, separated
-from semisfl.net.client.agreement import check_weights, full_settings
+from semisfl.net.client.agreement import full_settings
 from semisfl.net.client.connection import Received
 from semisfl.net.frames import Frame, Schema
 
@@ -57,7 +57,6 @@ class ClientFullRound:
     def _download(self, states: Mapping[str, list[str]]) -> dict[str, State]:
         """Return ``states`` (state -> names of its tensors), which are the server's next frame."""
         frame = self._next(self._device.member.schemas.states(states))
-        check_weights(frame.tensors)
         device = self._device.member.hardware.device
         tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
         return separated(tensors, list(states))

@@ -1,9 +1,8 @@
 """Take part in a run with the images of a folder."""
 
-import contextlib
 import functools
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,8 @@ from semisfl.data import decode, folder
 from semisfl.models.shapes import Shape
 from semisfl.net.client.connection import Connection, Target
 from semisfl.net.client.device import Device
-from semisfl.net.client.owner import NotAccepted, Owner, how_to_accept
-from semisfl.net.client.rejection import Rejected
+from semisfl.net.client.owner import Owner
 from semisfl.net.client.report import Report
-from semisfl.net.frames import WireError
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
@@ -67,22 +64,8 @@ def join(
     connection = Connection(target, owner, allow_methods=allow_methods)
     images = functools.partial(load_images, data, stop=stop)
     member = Device(connection, images, device, stop)
-    with (report or Report()).following(member), _explained(address, certificates, policy):
+    with (report or Report()).following(member):
         member.serve()
-
-
-@contextlib.contextmanager
-def _explained(address: str, certificates: Path | None, policy: Path | None) -> Iterator[None]:
-    """Add to a refusal of terms how their owner accepts them; what the server sent is no mistake made here."""
-    try:
-        yield
-    except Rejected as refused:
-        if not isinstance(cause := refused.__cause__, NotAccepted):
-            raise
-        reason = how_to_accept(cause, "join", address, certificates, policy)
-        raise Rejected(reason, refused.kind) from cause
-    except WireError as error:
-        raise Rejected(str(error), "refused") from error
 
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:

@@ -32,7 +32,7 @@ class Member:
         self.config = terms.config
         self.hardware = hardware
         self.client = -1
-        self.terms, self.digest = terms, terms.digest
+        self.terms = terms
         built = build_model(terms.config, terms.shape, terms.classes, projector="none")
         self.model = built.to(hardware.device)
         self.schemas = Schemas.of(terms.config, self.model)

@@ -1,7 +1,6 @@
 """What the owner of a device allows, whatever a server asks: the policy, its quotas, the accepted terms."""
 
 import contextlib
-import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +8,6 @@ from pathlib import Path
 from semisfl.files import append_whole
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.settings.policy import DevicePolicy, PolicyBreach, read_policy
-
-
-class NotAccepted(PolicyBreach):
-    """Raised for terms that the owner of this device has not accepted."""
-
-    def __init__(self, digest: str) -> None:
-        super().__init__(f"its owner has not accepted the terms {digest}")
-        self.digest = digest
 
 
 class Approval:
@@ -33,9 +24,13 @@ class Approval:
         self._accepted = set(accepted) or known
 
     def check(self, digest: str) -> None:
-        """Raise `NotAccepted` unless the owner accepts the terms with this digest."""
+        """Raise `PolicyBreach` unless the owner accepts the terms with this digest."""
         if digest not in self._accepted:
-            raise NotAccepted(digest)
+            raise PolicyBreach(
+                f"this device has not accepted the terms {digest}; `semisfl inspect` shows them, and "
+                f'--accept {digest} accepts them, or model = "{digest}" in the policy',
+                f"its owner has not accepted the terms {digest}",
+            )
         if self._file is not None and digest in self._new:
             self._new.remove(digest)
             # A service may not write to its folder; it names the digest at every start.
@@ -76,18 +71,3 @@ class Owner:
         if limits.model:
             return cls(limits, allowance, Approval(limits.model))
         return cls(limits, allowance, Approval(accept, remembered))
-
-
-def how_to_accept(
-    refused: NotAccepted, command: str, address: str, certificates: Path | None, policy: Path | None
-) -> str:
-    """Return one line: which terms were not accepted, how to see them, and how to accept them."""
-    digest = refused.digest
-    option = f" --certs {shlex.quote(str(certificates))}" if certificates else ""
-    how = f"--accept {digest}"
-    if policy is not None and read_policy(policy).model:
-        how = f'model = "{digest}" in {policy}'
-    return (
-        f"the terms of {address} are {digest}, which this device has not accepted; "
-        f"`semisfl inspect {address}{option}` shows them, {command} with {how} accepts them"
-    )

@@ -6,7 +6,6 @@ from math import prod
 from semisfl.files import printable
 from semisfl.fleet.codec import codec_named
 from semisfl.models.shapes import Placed, Shape
-from semisfl.net.client.agreement import most_begun
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
 from semisfl.settings.counts import counted
@@ -30,8 +29,7 @@ def _about_run(terms: Terms) -> Iterator[str]:
     yield f"method      {config.method}{settings}"
     yield (
         f"rounds      {config.rounds} of at most {counted(config.clients.steps, 'step')} with "
-        f"{counted(config.clients.batch, 'image')} each; with repeats at most {most_begun(config)} until the "
-        f"device is started again; seed {config.seed}"
+        f"{counted(config.clients.batch, 'image')} each; seed {config.seed}"
     )
     yield (
         f"optimizer   lr {rate.lr:g} to {rate.lr_min:g}, momentum {rate.momentum:g}, weight decay "

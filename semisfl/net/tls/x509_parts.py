@@ -3,8 +3,6 @@
 import contextlib
 import fcntl
 import os
-import shlex
-import stat
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -118,7 +116,7 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         fix = "" if isinstance(error, PermissionError) else MISSING.get(path.stem, "")
-        raise CertError(f"{path} cannot be read: {_why(error, path)}{fix}") from None
+        raise CertError(f"{path} cannot be read: {error.strerror or error}{fix}") from None
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -127,7 +125,7 @@ def write_file(path: Path, content: bytes) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, content, private=True)
     except OSError as error:
-        raise CertError(f"{path} cannot be written: {_why(error, path.parent)}") from None
+        raise CertError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager
@@ -137,7 +135,7 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise CertError(f"{directory} cannot be used: {_why(error, directory)}") from None
+        raise CertError(f"{directory} cannot be used: {error.strerror or error}") from None
     try:
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -154,35 +152,4 @@ def append_line(path: Path, line: str) -> None:
         complete = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
         append_whole(path, (line if complete else f"\n{line}").encode(), private=True)
     except OSError as error:
-        raise CertError(f"{path} cannot be written: {_why(error, path)}") from None
-
-
-def _why(error: OSError, path: Path) -> str:
-    """Return the system's reason; for a missing permission also the owner, the user and the fix."""
-    reason = error.strerror or str(error)
-    if not isinstance(error, PermissionError) or os.name != "posix":
-        return reason
-    for place in (path, *path.parents):
-        # Walking up, the first folder with a readable status is the one that denies access.
-        try:
-            status = place.stat()
-        except OSError:
-            continue
-        owner, user = _user(status.st_uid), _user(os.geteuid())
-        fix = f"`chown {user} {shlex.quote(str(place))}`, or run it as {owner}"
-        if owner == user:
-            fix = f"`chmod u+rwX {shlex.quote(str(place))}`"
-        return (
-            f"{reason}; {place} belongs to {owner} with mode {stat.S_IMODE(status.st_mode):04o} and"
-            f" this runs as {user}: {fix}"
-        )
-    return reason
-
-
-def _user(number: int) -> str:
-    import pwd  # POSIX only
-
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
+        raise CertError(f"{path} cannot be written: {error.strerror or error}") from None
