@@ -219,7 +219,7 @@ def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPat
         ("config.model.layers", [{"kind": "relu"}] * 1000, "has 1000 layers"),
         ("config.model.layers", [{"kind": "conv", "channels": 10**12}], "channels = 100000000000"),
         ("config.model.layers", [{"kind": "__import__"}], "kind = '__import__' is not known"),
-        ("config.model.layers", [{"kind": "relu", "hook": "x"}], "model.layers[0].hook'"),
+        ("config.model.layers", [{"kind": "relu", "hook": "x"}], "unknown key 'model.layers[0]"),
     ],
 )
 def test_numbers_and_layers_of_the_terms_have_limits(path: str, value: Any, reason: str) -> None:
