@@ -1,4 +1,7 @@
-"""Read an address HOST:PORT."""
+"""Read an address HOST:PORT, and tell whether it is this machine's alone.
+
+Servers that other machines can reach need certificates or a token; `is_loopback` decides who can.
+"""
 
 import ipaddress
 
@@ -6,7 +9,10 @@ from semisfl.settings.sections import ConfigError
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host and the port of ``host:port``."""
+    """Return the host, without brackets, and the port of ``host:port`` or ``[ipv6]:port``.
+
+    Raises `ConfigError` for any other text. A port of 0 lets the system choose one.
+    """
     host, _, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     odd = not bare or any(c.isspace() or c == "/" for c in bare)
@@ -18,7 +24,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's own loopback."""
+    """Return whether a host is this machine's own loopback: ``localhost``, 127.0.0.0/8 or ::1. No name is looked up."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class NamedMethod:
-    """A method. `semisfl.methods.base.Method` says what the class ``code`` must have."""
+    """A method. `semisfl.methods.base.Method` says what the class ``code`` must have.
+
+    ``name`` is the value of the setting ``method``; ``summary`` and ``note`` are what `semisfl list` and reports print.
+    """
 
     name: str
     code: str
+    """The class, ``package.module:Class``."""
     title: str
-    """Its name as people write it."""
+    """Its name as people write it, in tables and pictures."""
     summary: str = ""
+    """One line: what the method does."""
     note: str = ""
     """Names reconstructions and our own choices; shown wherever the method's numbers are."""
     section: str | None = None
@@ -39,11 +44,15 @@ class NamedMethod:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedData:
-    """A data set: the shape and normalisation of its images, and where they are."""
+    """A data set: the shape and normalisation of its images, and where they are.
+
+    ``shape``: channels, height and width. ``mean`` and ``std``: one number per channel, of pixels from 0 to 1.
+    """
 
     name: str
     summary: str
     shape: tuple[int, int, int]
+    """Channels, height and width after resizing."""
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -61,7 +70,10 @@ class NamedData:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedCodec:
-    """An encoding of tensors for sending. ``code`` is a `semisfl.fleet.codec.Codec`."""
+    """An encoding of tensors for sending. ``code`` is a `semisfl.fleet.codec.Codec`.
+
+    ``name`` is a value of the settings in ``[wire]``.
+    """
 
     name: str
     code: str
@@ -70,7 +82,10 @@ class NamedCodec:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedAggregate:
-    """A rule that combines several clients' states into one. ``code`` is a `semisfl.fleet.aggregate.Rule`."""
+    """A rule that combines several clients' states into one. ``code`` is a `semisfl.fleet.aggregate.Rule`.
+
+    ``name`` is a value of the setting ``robust.aggregate``.
+    """
 
     name: str
     code: str
@@ -81,7 +96,10 @@ class NamedAggregate:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSink:
-    """A destination of a run's round metrics. ``code`` is a `semisfl.runs.sinks.Sink`."""
+    """A destination of a run's round metrics. ``code`` is a class made like `semisfl.runs.sinks.Sink`, without arguments.
+
+    ``name`` is an item of the setting ``sinks``.
+    """
 
     name: str
     code: str
@@ -93,6 +111,8 @@ class NamedSink:
 MODELS = ("cnn", "alexnet", "alexnet-text", "vgg13", "vgg16", "resnet18", "wrn-28-2")
 """Names of the models, whose tables are in `semisfl.models.zoo`."""
 
+# Each method with its settings beside it (in modules that load no torch) and the formula of its costs. Notes
+# name reconstructions: of FedSwitch no code is public, and the others train with this package's schedules.
 METHODS = {
     entry.name: entry
     for entry in (
@@ -179,6 +199,8 @@ METHODS = {
     )
 }
 
+# Mean and standard deviation are those of the published code, per channel, of pixels from 0 to 1; digits has
+# MNIST's. The numbers of images are those of the training sets, so that `plan` need not load them.
 DATA = {
     entry.name: entry
     for entry in (
@@ -247,6 +269,7 @@ DATA = {
     )
 }
 
+# From the most bytes to the fewest. Scales are sent along: one per row for int8, one per 32 values for int4.
 CODECS = {
     entry.name: entry
     for entry in (
@@ -270,6 +293,7 @@ CODECS = {
     )
 }
 
+# Rules for one coordinate at a time (trimmed_mean, median), for whole updates (clipped_mean, krum), and the mean.
 AGGREGATES = {
     entry.name: entry
     for entry in (
@@ -304,6 +328,7 @@ AGGREGATES = {
     )
 }
 
+# metrics.jsonl and the progress line are always there; these are chosen by the setting `sinks`.
 SINKS = {
     entry.name: entry
     for entry in (

@@ -1,7 +1,8 @@
 """The configuration of a run: all sections together, and how plain values become one.
 
-Values travel one way: a TOML file, ``--set`` and presets give plain values, `parse` makes one `Config` of
-them, and everything else reads it.
+Values travel one way. A preset, a TOML file and ``--set`` give nested plain values (`presets`, `plain_values`);
+`parse` makes one `Config` of them and checks it; everything else reads that object. It cannot be changed:
+``model_copy`` makes another one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,7 +46,11 @@ def _sink_name(name: str) -> str:
 
 
 class Config(OpenSection):
-    """The settings of a run: the common sections, and that of the method, for example ``config.semisfl``."""
+    """The settings of a run: the common sections, and that of the method, for example ``config.semisfl``.
+
+    A method reads its own section by `settings`, with the class of its settings. Sections of other methods may be
+    among the values, because a comparison has one file for all; they are checked and left out.
+    """
 
     method: str = Field("semisfl", description=f"how to train {_METHOD_CHOICES}")
     rounds: int = Field(30, ge=1, description="rounds of training, H")
@@ -86,6 +91,7 @@ class Config(OpenSection):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
+        """Check what concerns several sections."""
         if self.clients.active > self.clients.total:
             raise ValueError(
                 f"clients.active = {self.clients.active} exceeds clients.total = {self.clients.total}; "
@@ -110,7 +116,7 @@ class Config(OpenSection):
         return self.server.labeled_view or own
 
     def in_fleet(self, kind: Literal["local", "network", "cluster"]) -> Self:
-        """Return the configuration with the clients elsewhere."""
+        """Return the same configuration with ``fleet.kind`` = ``kind``: a run is set up once and may live anywhere."""
         return self.model_copy(update={"fleet": FleetConfig(kind=kind)})
 
     @property
@@ -119,7 +125,11 @@ class Config(OpenSection):
         return max(0, self.rounds - self.server.pretrain_rounds)
 
     def settings(self, kind: type[Kind]) -> Kind:
-        """Return the method's section, which must be of class ``kind`` or a class derived from it."""
+        """Return the method's section of class ``kind``.
+
+        A method derived from another may have settings derived from that one's: both methods then find the section by
+        the class that they know. Raises `ConfigError` if the method has no such section.
+        """
         for section in self.own_sections:
             if isinstance(section, kind):
                 return section
@@ -137,9 +147,10 @@ def _built_in_sections() -> dict[str, type[Section] | None]:
 
 
 def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Config:
-    """Return a Config from nested plain values; a mistake becomes a ConfigError of one line.
+    """Return a Config from nested plain values, for example ``{"rounds": 3, "optimizer": {"lr": 0.1}}``.
 
-    ``others``: methods outside the catalog whose sections ``values`` may have, as those of a comparison do.
+    ``others``: methods outside the catalog whose sections ``values`` may have, as those of a comparison do. What
+    ``values`` leave out has its default. Raises `ConfigError` with one line that names every mistake and its fix.
     """
     if not isinstance(values, Mapping):
         raise TypeError(
@@ -156,7 +167,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
 
 
 def capped(config: Config, most: int) -> Config:
-    """Return the configuration with a client's batch of at most ``most`` images.
+    """Return the configuration with a client's batch B_u of at most ``most`` images: the largest client has no more.
 
     For use in a run only: its files keep the batch that the user set.
     """

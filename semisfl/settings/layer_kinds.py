@@ -1,8 +1,8 @@
 """The kinds of layers of a model that is written as a table, with their settings and limits. Loads no torch.
 
 A table is a list of layers like ``{kind = "conv", channels = 32}``. The shape of a layer's input follows
-from the layers before it; settings that are left out are PyTorch's. A server sends its table to
-devices that never saw it, so everything in it has a limit.
+from the layers before it (`semisfl.models.shapes`); settings that are left out are PyTorch's. A server sends its
+table to devices that never saw it, so everything in it has a limit.
 """
 
 from collections import Counter
@@ -29,7 +29,10 @@ MAX_SIDE = 64
 
 
 class LayerBase(BaseModel):
-    """The fields of every layer. Layers are written out without settings that have their default."""
+    """The fields of every layer: its kind, and a name by which it can be cut after and its weights are stored.
+
+    Layers are written out without settings that have their default.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,6 +42,7 @@ class LayerBase(BaseModel):
 
     @model_serializer(mode="wrap")
     def _brief(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, and the kind."""
         return {
             key: value
             for key, value in serialize(self).items()
@@ -47,6 +51,8 @@ class LayerBase(BaseModel):
 
 
 class Conv(LayerBase):
+    """A square two-dimensional convolution, ``nn.Conv2d``."""
+
     kind: Literal["conv"] = "conv"
     channels: int = Field(ge=1, le=MAX_WIDTH)
     kernel: int = Field(3, ge=1, le=MAX_SIDE)
@@ -57,6 +63,8 @@ class Conv(LayerBase):
 
 
 class BatchNorm(LayerBase):
+    """Normalise each channel over the images of a batch, with running statistics: ``nn.BatchNorm2d`` or ``1d``."""
+
     kind: Literal["batchnorm"] = "batchnorm"
 
 
@@ -74,10 +82,14 @@ class LayerNorm(LayerBase):
 
 
 class Relu(LayerBase):
+    """max(x, 0)."""
+
     kind: Literal["relu"] = "relu"
 
 
 class Gelu(LayerBase):
+    """x times the normal distribution function of x."""
+
     kind: Literal["gelu"] = "gelu"
 
 
@@ -99,11 +111,15 @@ class AveragePool(LayerBase):
 
 
 class Drop(LayerBase):
+    """Set values to 0 with probability ``p`` in training, and divide the others by 1 - p."""
+
     kind: Literal["dropout"] = "dropout"
     p: float = Field(0.5, ge=0, lt=1)
 
 
 class Flatten(LayerBase):
+    """Lay all values of an image in one row, as linear layers take them."""
+
     kind: Literal["flatten"] = "flatten"
 
 
@@ -135,6 +151,7 @@ Table = Sequence[Layer]
 
 
 def _check_table(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Refuse an empty or too long table, and two layers of one name beside each other."""
     count = sum(1 + _inside(layer) for layer in layers)
     if not 0 < count <= MAX_LAYERS:
         raise ValueError(
@@ -173,7 +190,7 @@ def parse_layers(values: Any) -> tuple[Layer, ...]:
 
 
 def named(layers: Sequence[Layer]) -> list[tuple[str, Layer]]:
-    """Return every layer with a name; one without is named after its kind, with a number."""
+    """Return every layer with its name; one without is named after its kind, with a number that is not taken."""
     taken = {layer.name for layer in layers}
     counts: dict[str, int] = {}
     result = []

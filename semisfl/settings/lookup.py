@@ -56,7 +56,11 @@ def _entry(name: str, table: Mapping[str, Entry], kind: type[Entry], setting: st
 
 
 def method(name: str) -> NamedMethod:
-    """Return the entry of a method. A class of another package needs none: it has its own name then."""
+    """Return the entry of a method; raise `ConfigError` for an unknown name.
+
+    A class of another package may have no entry: it then has no settings, no cost formula and no client half, and
+    its own name as title.
+    """
     entry = catalog.METHODS.get(name)
     if entry is None and isinstance(loaded := load(_method_name(name)), type):
         summary = (loaded.__doc__ or "").strip().partition("\n")[0]
@@ -77,10 +81,12 @@ def data(name: str) -> NamedData | None:
 
 
 def codec(name: str) -> NamedCodec:
+    """Return the entry of a codec; raise `ConfigError` for an unknown name."""
     return _entry(name, catalog.CODECS, NamedCodec, "codec")
 
 
 def aggregate(name: str) -> NamedAggregate:
+    """Return the entry of an aggregation rule; raise `ConfigError` for an unknown name."""
     return _entry(name, catalog.AGGREGATES, NamedAggregate, "robust.aggregate")
 
 
@@ -131,7 +137,10 @@ def load(place: str) -> Any:
 
 
 def settings_class(entry: NamedMethod | NamedAggregate) -> type[Section] | None:
-    """Return the class of the settings of a method or an aggregation rule; None if it has none."""
+    """Return the class of the settings of a method or an aggregation rule; None if it has none.
+
+    Its module loads no torch, so that a configuration can be read where nothing is trained.
+    """
     if entry.settings is None:
         return None
     loaded: type[Section] = load(entry.settings)
@@ -139,7 +148,7 @@ def settings_class(entry: NamedMethod | NamedAggregate) -> type[Section] | None:
 
 
 def works(entry: NamedMethod) -> dict[str, Any]:
-    """Return a method's client halves, by the names that servers use for them."""
+    """Return a method's client halves (`semisfl.fleet.base.ClientWork`), by the names that servers use for them."""
     made = [load(place)() for place in entry.works]
     return {work.name: work for work in made}
 
@@ -179,7 +188,7 @@ _allowed: set[str] = set()
 
 
 def allow_code(names: Iterable[str]) -> None:
-    """Let configurations that are read in this process name this code, as ``package.module:NAME``."""
+    """Let configurations that somebody else wrote name this code in this process, as ``package.module:NAME``."""
     _allowed.update(names)
 
 

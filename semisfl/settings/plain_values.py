@@ -1,4 +1,8 @@
-"""Plain values of settings: from a TOML file, and from ``--set``."""
+"""Plain values of settings: from a TOML file, and from ``--set``.
+
+Plain values are nested dictionaries of texts, numbers, truth values and lists, as `tomllib` returns them.
+Nothing here knows which settings exist: `semisfl.settings.config.parse` does.
+"""
 
 import tomllib
 from copy import deepcopy
@@ -9,7 +13,7 @@ from semisfl.settings.sections import ConfigError
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the plain values of a TOML file."""
+    """Return the plain values of a TOML file; raise `ConfigError` if it cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -23,7 +27,11 @@ def read(path: Path) -> dict[str, Any]:
 def override(
     values: dict[str, Any], assignments: list[str], option: str = "--set"
 ) -> dict[str, Any]:
-    """Return ``values`` with dotted ``key=value`` assignments applied, which ``option`` brought."""
+    """Return a copy of ``values`` with ``assignments`` applied in order, each ``section.key=value``.
+
+    A value is TOML (``0.1``, ``true``, ``["a"]``) or, if it is none, text. ``option`` is the name of the command's
+    option that brought the assignments, for messages. Raises `ConfigError` for text of another form.
+    """
     result = deepcopy(values)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -37,12 +45,12 @@ def override(
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of ``text`` between its commas, each once."""
+    """Return the words of ``text`` between its commas, each once and without blanks around it."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value at a dotted key, in sections that are made where they are missing."""
+    """Set ``value`` in ``values`` at a dotted key, in sections that are made where they are missing."""
     *sections, leaf = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})

@@ -74,6 +74,7 @@ class Policy(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Policy":
+        """Refuse lines that would do nothing without another line."""
         if self.update_noise and self.update_clip is None:
             raise ValueError(
                 f"policy.update_noise = {self.update_noise:g} is in units of policy.update_clip; set it too"
@@ -102,7 +103,7 @@ class Policy(Section):
         return [name for name in FOR_FEATURES if getattr(self, name) != getattr(default, name)]
 
     def summary(self) -> str:
-        """Return its demands in one line."""
+        """Return the lines that differ from the defaults, in one line of text."""
         default = type(self)()
         demands = [f"{name} = {value}" for name, value in self if value != getattr(default, name)]
         return ", ".join(demands) or "no demands"
@@ -132,6 +133,7 @@ class DevicePolicy(Policy):
 
     @property
     def capped(self) -> bool:
+        """Return whether the policy has a quota, so that what is used of it must be written down."""
         return any(
             limit is not None for limit in (self.bits_per_image, self.uses_per_image, self.rounds)
         )
@@ -148,7 +150,10 @@ FOR_FEATURES = (
 
 
 def read_policy(path: Path) -> DevicePolicy:
-    """Read the policy file of a device. Keys are alone or under ``[policy]``."""
+    """Return the policy in a device's file; its keys are alone or under ``[policy]``.
+
+    Raises `ConfigError` for a mistake and for a file without any line.
+    """
     values = read(path)
     if isinstance(inner := values.get("policy"), dict) and len(values) == 1:
         values = inner
@@ -160,7 +165,10 @@ def read_policy(path: Path) -> DevicePolicy:
 
 
 def parse_policy(values: Mapping[str, Any], where: str = "policy") -> DevicePolicy:
-    """Return the policy of a device; a mistake becomes a ConfigError of one line."""
+    """Return the policy of a device from plain values; ``where`` they come from stands before a mistake.
+
+    Raises `ConfigError` with one line.
+    """
     try:
         return with_known_codec(DevicePolicy.model_validate(values))
     except ValidationError as error:

@@ -1,4 +1,9 @@
-"""Presets, which are functions that return the values of a `Config`, and variants, which return changes to them."""
+"""Presets and variants: named starting points of a run.
+
+A preset is a function that returns the plain values of a `Config`: only those that differ from the defaults. A
+variant is a function from values to changes of them, written behind a preset: ``cifar10+as_published_code``.
+The first line of each docstring is what `semisfl list` prints.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +59,11 @@ def images() -> Values:
 def _paper(
     name: str, model: str, labeled: int, batch: int, server_batch: int, **more: Any
 ) -> Values:
-    """The paper's settings; 30 clients, 10 of them active, and batches are its published code's."""
+    """Return the paper's settings for one data set.
+
+    ``batch`` and ``server_batch`` are B_u and B_s. 30 clients, of which 10 are active, and the batches are those of
+    its published code. ``more`` replaces whole sections.
+    """
     return {
         "rounds": 1000,
         "data": {"name": name, "labeled": labeled, "partition": {"kind": "iid"}},
@@ -173,6 +182,7 @@ VARIANTS: dict[str, Callable[[Values], Values]] = {
 
 
 def merge(values: Values, changes: Values) -> Values:
+    """Return ``values`` with ``changes`` applied section by section; neither is changed."""
     merged = dict(values)
     for key, change in changes.items():
         inner = merged.get(key)
@@ -183,7 +193,10 @@ def merge(values: Values, changes: Values) -> Values:
 
 
 def values_of(name: str) -> Values:
-    """Return the values of ``cifar10``, or ``cifar10+as_published_code``; a variant alone applies to ``cifar10``."""
+    """Return the plain values of ``cifar10``, or ``cifar10+as_published_code``; a variant alone applies to ``cifar10``.
+
+    Raises `ConfigError` with the known names.
+    """
     base, *variants = name.split("+")
     if base in VARIANTS:
         base, variants = "cifar10", [base, *variants]
@@ -200,13 +213,16 @@ def values_of(name: str) -> Values:
 
 
 def served(values: Values) -> Values:
-    """Return the values with limits on each client's influence, where they do not say otherwise."""
+    """Return the values with limits on each client's influence, where they do not say otherwise.
+
+    They are the defaults where clients are real devices; a round of fewer than `FEWEST` clients has no limits.
+    """
     enough = parse(values).clients.active >= FEWEST
     return merge({"robust": SERVED}, values) if enough else values
 
 
 def completed(name: str, values: Values) -> Values:
-    """Return a preset's values, changed by a user, with what it chooses by the others."""
+    """Return the values of preset ``name``, changed by a user, with what the preset chooses by the other values."""
     return served(values) if name.split("+")[0] == "images" else values
 
 
@@ -216,4 +232,5 @@ def default_for(data: str | None) -> str:
 
 
 def preset(name: str) -> Config:
+    """Return the configuration of a preset, for example ``preset("cifar10+frontier")``."""
     return parse(completed(name, values_of(name)))

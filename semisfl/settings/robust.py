@@ -20,7 +20,7 @@ SERVED = {"aggregate": "clipped_mean", "features": "limited"}
 
 
 class AttackerShare(Section):
-    """Settings of trimmed_mean and krum."""
+    """Settings of the rules trimmed_mean and krum."""
 
     attackers: float = Field(
         0.2, ge=0, lt=0.5, description="share of a round's clients that may be attackers"
@@ -28,6 +28,8 @@ class AttackerShare(Section):
 
 
 class ClippedMean(Section):
+    """Settings of the rule clipped_mean: the length to which longer updates are shortened."""
+
     limit: float = Field(
         1.0,
         gt=0,
@@ -39,7 +41,7 @@ _RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
 
 
 class RobustConfig(OpenSection):
-    """The fields that every run has, and the section of the chosen rule, if it has settings."""
+    """``[robust]``: the fields that every run has, and the section of the chosen rule, if it has settings."""
 
     aggregate: str = Field(
         "mean",
@@ -77,5 +79,5 @@ class RobustConfig(OpenSection):
 
 
 def section_of(rule: str) -> str:
-    """Return the name of a rule's section."""
+    """Return the name of a rule's section in ``[robust]``, which is its entry's name."""
     return lookup.aggregate(rule).name

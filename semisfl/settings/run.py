@@ -1,4 +1,9 @@
-"""The sections of every configuration. Each field has its default, range and meaning."""
+"""The sections of every configuration.
+
+Each field has its default, its range and its meaning; `semisfl show` prints all of them. Symbols such as
+B_u, K_s and |V_h| are those of the paper. A section checks what it can decide by itself; `semisfl.settings.config`
+checks what concerns several sections.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -29,6 +34,11 @@ def _layer(cut: Any) -> Any:
 
 
 class PartitionConfig(Section):
+    """``[data.partition]``: how the unlabelled images are divided among the clients of a simulation.
+
+    Devices have images of their own, and this section does not concern them.
+    """
+
     kind: Literal["iid", "dirichlet", "folders", "own"] = Field(
         "dirichlet",
         description="how the unlabelled images are divided among clients; folders: a folder per client; "
@@ -38,6 +48,11 @@ class PartitionConfig(Section):
 
 
 class AugmentConfig(Section):
+    """``[data.augment]``: what the weak and the strong augmentation do.
+
+    Cropping and the fourteen operations of the strong view have no settings (`semisfl.data.augment`).
+    """
+
     flip: bool = Field(True, description="flip half of the images left to right")
     cutout: int = Field(
         16,
@@ -47,6 +62,8 @@ class AugmentConfig(Section):
 
 
 class DataConfig(Section):
+    """``[data]``: the images, and which of them are labelled, unlabelled and for testing."""
+
     name: str = Field("digits", description="a named set or a path to images (file or folder)")
     labeled: int = Field(40, ge=1, description="labelled images on the server, |D_l|")
     unlabeled: str | None = Field(
@@ -68,6 +85,8 @@ class DataConfig(Section):
 
 
 class ClientsConfig(Section):
+    """``[clients]``: how many clients there are, and what each of them computes in a round."""
+
     total: int = Field(10, ge=1, description="clients, N")
     active: int = Field(
         5, ge=1, description="clients that take part in a round, drawn at random, |V_h|"
@@ -77,6 +96,11 @@ class ClientsConfig(Section):
 
 
 class ServerConfig(Section):
+    """``[server]``: the supervised steps with which the server begins every round.
+
+    The number of steps falls during the run as ``[controller]`` says.
+    """
+
     batch: int = Field(64, ge=1, description="labelled images per step, B_s")
     steps: int = Field(100, ge=1, description="supervised steps in the first round, K_s")
     pretrain_rounds: int = Field(0, ge=0, description="first rounds without clients")
@@ -87,6 +111,13 @@ class ServerConfig(Section):
 
 
 class ModelConfig(Section):
+    """``[model]``: the network, where it is cut, and the projection head of the contrastive loss.
+
+    The clients train the layers up to the cut (the bottom, w_c), the server the rest (the top, w_s) and the
+    head (w_p). The network is one of `semisfl.models.zoo`, a table of layers (`semisfl.settings.layer_kinds`), or
+    a module that a program passes to `semisfl.train`.
+    """
+
     name: str = Field(
         "cnn",
         description="a model of `semisfl list`; custom if layers are given, code-... for a module given to train()",
@@ -118,6 +149,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _custom_has_layers(self) -> "ModelConfig":
+        """Refuse a name that no table belongs to."""
         if self.name == CUSTOM and self.layers is None:
             raise ValueError(
                 f"model.name = {CUSTOM!r} needs model.layers; give them, or a known name"
@@ -146,6 +178,8 @@ class ModelConfig(Section):
 
 
 class OptimizerConfig(Section):
+    """``[optimizer]``: SGD, the same on the server and on the clients, with a cosine schedule over all rounds."""
+
     lr: float = Field(0.02, gt=0, description="learning rate of the first round, eta")
     lr_min: float = Field(
         0.005, ge=0, description="learning rate at the end of the cosine schedule"
@@ -157,6 +191,8 @@ class OptimizerConfig(Section):
 
 
 class TeacherConfig(Section):
+    """``[teacher]``: the moving average of the weights that makes pseudo-labels."""
+
     ema_decay: float = Field(0.99, ge=0, le=1, description="gamma of the teacher's moving average")
     warmup: bool = Field(
         True,
@@ -165,6 +201,8 @@ class TeacherConfig(Section):
 
 
 class ControllerConfig(Section):
+    """``[controller]``: how the number of supervised steps K_s follows the two losses (Section V of the paper)."""
+
     kind: Literal["normalised", "raw", "fixed"] = Field(
         "normalised",
         description="how K_s is lowered: by losses per learning rate and step (the authors' code), by the losses themselves (the paper), never",
@@ -186,6 +224,8 @@ class ControllerConfig(Section):
 
 
 class WireConfig(Section):
+    """``[wire]``: the codec of everything that is sent. Simulations apply it too, so losses and bytes are the same."""
+
     student_features: Codec = Field(
         "fp32", description=f"how student features are encoded {_CODEC_CHOICES}"
     )
@@ -207,6 +247,8 @@ class WireConfig(Section):
 
 
 class NetworkConfig(Section):
+    """``[network]``: when a server of devices goes on without some of them."""
+
     deadline: float = Field(
         60.0,
         gt=0,
@@ -216,6 +258,8 @@ class NetworkConfig(Section):
 
 
 class FleetConfig(Section):
+    """``[fleet]``: where the clients live. Commands set it; it changes no result."""
+
     kind: Literal["local", "network", "cluster"] = Field(
         "local",
         description="where clients live: in this process, on other machines (`semisfl serve`), "
@@ -239,6 +283,8 @@ class StopConfig(Section):
 
 
 class RuntimeConfig(Section):
+    """``[runtime]``: how a run computes, tests and saves. Only ``precision`` and ``deterministic`` change its numbers."""
+
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto", description="arithmetic of the models; auto: bf16 on a GPU, fp32 elsewhere"
     )

@@ -1,4 +1,8 @@
-"""The base of every section of a configuration, also of those that methods own, and mistakes in one line of text."""
+"""The base of every section of a configuration, also of those that methods own, and mistakes in one line of text.
+
+pydantic checks types and ranges; `one_line` turns its errors into sentences that name the key as the user writes
+it, the value and the fix.
+"""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -28,7 +32,7 @@ MOST_MISTAKES = 5
 
 
 class ConfigError(ValueError):
-    """Raised with one line about a mistake in a configuration."""
+    """Raised with one line about a mistake in a configuration: the key, the value, the limit and the fix."""
 
 
 def _confidence(value: Any) -> Any:
@@ -44,7 +48,11 @@ Confidence = Annotated[float | Literal["by_classes"], PlainValidator(_confidence
 
 
 def needed_confidence(threshold: Confidence, classes: int) -> float:
-    """Return tau: as it is set, or by the number of classes: 0.8 for two, down to 0.6 from ten on."""
+    """Return tau, the confidence above which a pseudo-label is used, for a data set of ``classes`` classes.
+
+    ``threshold`` is a number from 0 to 1, which is returned, or ``by_classes``: 0.8 for two classes, down to 0.6 from
+    ten classes on.
+    """
     # Chosen on validation images: docs/own-images-choice.md.
     return max(0.6, 0.55 + 0.5 / classes) if threshold == "by_classes" else threshold
 
@@ -52,8 +60,8 @@ def needed_confidence(threshold: Confidence, classes: int) -> float:
 class Section(BaseModel):
     """The base class of settings. Unknown keys and values out of range are refused; objects cannot be changed.
 
-    A method of another package derives its settings from this class, and a variant of a built-in method
-    derives them from that method's settings.
+    Every field has a default and a ``description``. A method of another package derives its settings from this class,
+    and a variant of a built-in method derives them from that method's settings.
     """
 
     model_config = ConfigDict(
@@ -109,9 +117,11 @@ class OpenSection(Section):
     def parse_sections(
         cls, values: Mapping[str, Any], own: Kinds, others: Kinds, prefix: str = ""
     ) -> dict[str, Any]:
-        """Return ``values`` with the section ``own`` parsed and without those of ``others``.
+        """Return ``values`` with the section of the chosen entry parsed and without those of the others.
 
-        ``prefix`` stands before the keys of this section in messages. Raises `ConfigError`.
+        ``own`` and ``others`` are settings classes by section; None: the entry has no settings. ``prefix`` stands before
+        the keys of this section in messages. Raises `ConfigError` for a mistake in one of these sections, and for a key
+        that is neither a field nor a section.
         """
         kept = {
             key: value for key, value in values.items() if key not in others.keys() - own.keys()
@@ -135,7 +145,11 @@ class OpenSection(Section):
 
 
 def parse_section(kind: type[Kind], values: Any, prefix: str = "") -> Kind:
-    """Return a section from plain values; raise `ConfigError` with one line that names every key's place."""
+    """Return a section of class ``kind`` from plain values.
+
+    ``prefix``: where the section stands, for example ``robust.krum.``. Raises `ConfigError` with one line that names
+    every mistake with its whole key.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -143,7 +157,7 @@ def parse_section(kind: type[Kind], values: Any, prefix: str = "") -> Kind:
 
 
 def known_keys(section: BaseModel, prefix: str = "") -> list[str]:
-    """Return the dotted keys of all settings in a section and in those inside it."""
+    """Return the dotted keys of all settings in a section and in those inside it, each after ``prefix``."""
     keys: list[str] = []
     for name, value in section:
         if isinstance(value, BaseModel):
@@ -163,10 +177,11 @@ def one_line(
     prefix: str = "",
     otherwise: str | None = None,
 ) -> str:
-    """Return the mistakes in ``section`` with their fixes.
+    """Return the mistakes in ``section`` with their fixes, at most `MOST_MISTAKES` of them, as one line.
 
-    ``keys`` are the settings there are, and ``prefix`` stands before each of them. ``otherwise`` is
-    the hint for an unknown key that resembles none; by default it lists them.
+    ``error`` is what pydantic raised for the class ``section``. ``keys`` are the settings there are, and ``prefix``
+    stands before each of them. ``otherwise`` is the hint for an unknown key that resembles none; by default it lists
+    the known keys.
     """
     otherwise = otherwise or (f"known: {', '.join(keys)}" if keys else "remove it")
     parts = []
@@ -206,6 +221,7 @@ def _dotted(location: Sequence[int | str]) -> str:
 
 
 def _may_be_none(section: type, location: Sequence[int | str]) -> bool:
+    """Return whether the field at a place may be None: its error then offers none too."""
     kind: Any = section
     for piece in location:
         field = kind.model_fields.get(piece) if hasattr(kind, "model_fields") else None
@@ -214,6 +230,6 @@ def _may_be_none(section: type, location: Sequence[int | str]) -> bool:
 
 
 def meant_key(key: str, keys: Sequence[str], prefix: str) -> str | None:
-    """Return which setting an unknown key was meant to be; None if it resembles none."""
+    """Return the hint for an unknown key: which of ``keys`` was meant; None if it resembles none of them."""
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6) if "[" not in key else []
     return f"did you mean {prefix + near[0]!r}?" if near else None

@@ -1,4 +1,7 @@
-"""Write a configuration as TOML, for run directories and, with explanations, for `semisfl show`."""
+"""Write a configuration as TOML, for run directories and, with explanations, for `semisfl show`.
+
+What is written reads back as the same configuration: TOML has no null, so a field that is none is left out.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
@@ -14,14 +17,17 @@ EXPLANATION_COLUMN = 32
 
 
 def to_toml(config: Section) -> str:
-    """Return the configuration as TOML. Fields that are none are left out, which means the same."""
+    """Return the configuration as TOML, without comments."""
     document = tomlkit.document()
     _fill(document, config.model_dump(), None)
     return tomlkit.dumps(document)
 
 
 def commented_toml(config: Section) -> str:
-    """Return the TOML with an explanation of each field; it reads back as ``config``."""
+    """Return the configuration as TOML with the meaning, range and choices of each field behind it.
+
+    Fields that are none stand there as comments, so that every setting can be seen.
+    """
     document = tomlkit.document()
     _fill(document, config.model_dump(), config)
     return tomlkit.dumps(document)
@@ -69,6 +75,7 @@ def _add_value(
     field: FieldInfo | None,
     chosen: bool,
 ) -> None:
+    """Add one value; ``field`` explains it (None: no explanation), ``chosen``: the user set it."""
     extra = field.json_schema_extra if field and not chosen else None
     if field and isinstance(extra, dict):
         # A file that does not say it has the default of the command that reads it.
@@ -88,5 +95,6 @@ def _add_value(
 
 
 def _explanation(field: FieldInfo) -> str:
+    """Return the meaning of a field, with its choices if it has a fixed list of them."""
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     return f"{field.description}" + (f" ({' | '.join(map(str, choices))})" if choices else "")
