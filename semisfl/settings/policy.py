@@ -30,9 +30,6 @@ class PolicyBreach(ValueError):
     """The policy forbids something that would leave this device. The message says what, and the limit."""
 
     kind = "policy"
-    """The kind of a device's end, which decides its exit code."""
-
-    kind = "policy"
     """The kind of a `semisfl.net.client.rejection.Rejected`, which chooses a command's exit code."""
 
     def __init__(self, message: str, to_server: str | None = None) -> None:

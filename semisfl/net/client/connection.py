@@ -33,11 +33,6 @@ DOUBLINGS = 10
 """Doublings of the first delay at most: after a thousand it is no longer a float."""
 PROGRESS_SECONDS = 0.5
 """Between two reports that a long frame is still arriving."""
-INBOX = 2
-"""Frames that may wait to be handled. The next ones wait at the server: nothing more is read."""
-ROOM_SECONDS = 0.01
-CROWDED = 2
-"""Answers that may wait to be sent before the device waits for its server to take them."""
 GOODBYE_SECONDS = 1.0
 
 
@@ -90,18 +85,13 @@ class Stream:
         """Whether the server gave this client its place; set by the thread that trains."""
         self._loop, self._beaten, self._assembler = loop, time.monotonic(), Assembler()
 
-    @property
-    def crowded(self) -> bool:
-        """Return whether the server has not taken the last answers yet, while the stream lives."""
-        return self.outbox.qsize() >= CROWDED and not self.drained.is_set()
-
     def answer(self, ticket: int, frame: bytes) -> None:
         """Send ``frame`` as the answer to the question ``ticket``."""
         self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, frame))
 
     def beat(self, ticket: int) -> None:
-        """Tell the server that ``ticket`` is still being worked on."""
-        if not self.crowded:
+        """Tell the server that ``ticket`` is still being worked on, unless answers wait, which say so too."""
+        if self.outbox.empty():
             self.answer(ticket, b"")
 
     def feed(self, chunk: bytes) -> "Received | None":
@@ -169,7 +159,6 @@ class Connection:
         """Attempts since the server last gave this device its place."""
         # Before Python 3.13 a signal at the wrong moment makes the wait of a SimpleQueue endless.
         self._inbox: queue.Queue[Received | Exception | None] = queue.Queue()
-        self._jitter = random.SystemRandom()
         self._thread = thread or LoopThread("semisfl-client")
         self._owns_thread = thread is None
         self._current: Stream | None = None
@@ -266,7 +255,7 @@ class Connection:
         """Return the seconds until the next attempt."""
         # Half of the delay is random: a server's devices must not all return at the same moment.
         longest = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(self._failures, DOUBLINGS))
-        return longest * self._jitter.uniform(0.5, 1)
+        return longest * random.SystemRandom().uniform(0.5, 1)
 
     async def _attempt(self, stream: Stream) -> tuple[grpc.StatusCode, str]:
         """Connect and serve the stream to its end; return how it ended. Any error counts as a lost connection."""
@@ -305,13 +294,9 @@ class Connection:
             while (chunk := await call.read()) is not grpc.aio.EOF:
                 self.received += len(chunk)
                 silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
-                if (received := stream.feed(chunk)) is None:
-                    continue
-                self._current = stream
-                self._inbox.put(received)
-                while self._inbox.qsize() >= INBOX:
-                    await asyncio.sleep(ROOM_SECONDS)
-                    silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
+                if (received := stream.feed(chunk)) is not None:
+                    self._current = stream
+                    self._inbox.put(received)
 
     async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         self._attempts += 1

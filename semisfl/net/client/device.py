@@ -6,7 +6,6 @@ so a run over the network and a simulated one do the same arithmetic.
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,8 +34,6 @@ log = logging.getLogger(__name__)
 
 CONNECTING = "connecting"
 WAITING = "waiting for a round"
-WAIT_SECONDS = 0.02
-"""Between two looks at whether the server has taken the last answers."""
 OWN_FAULTS = (
     *(OSError, MemoryError, torch.OutOfMemoryError, ConfigError),
     getattr(torch, "AcceleratorError", MemoryError),  # torch 2.7 has none
@@ -201,8 +198,6 @@ class Device:
         codecs: Mapping[str, str] | str = "fp32",
     ) -> None:
         """Send an answer to the question that was ``received``."""
-        while received.stream.crowded and not self._stop.requested:
-            time.sleep(WAIT_SECONDS)
         parts = self.outgoing.frame(kind, fields, cleared, codecs)
         received.stream.answer(received.ticket, b"".join(parts))
 
