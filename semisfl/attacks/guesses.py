@@ -1,4 +1,7 @@
-"""Attacks that infer the classes of a client's images, or whether an image is among them."""
+"""Attacks that infer the classes of a client's images, or whether an image is among them.
+
+Neither rebuilds an image. Both need only features that the server receives, and images of the attacker.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,10 +1,15 @@
-"""Compare reconstructions with their originals; images are float [n, C, H, W] in 0..1."""
+"""Compare reconstructions with their originals; images are float [n, C, H, W] in 0..1.
+
+Three measures, because each can be misled alone: structural similarity as people see it, the signal-to-noise
+ratio of pixels, and whether a reconstruction is nearer to its original than to any other.
+"""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 WINDOW, DEVIATION = 11, 1.5
+"""Pixels across the Gaussian window of the structural similarity, and its standard deviation."""
 
 
 def ssim(one: Tensor, other: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Draw originals above their reconstructions."""
+"""Draw originals above their reconstructions, so that a person can judge what the numbers mean."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch import Tensor
 from semisfl.attacks.meter import Measured
 
 ACROSS, ZOOM, LABEL, GAP = 12, 64, 190, 8
+"""Images in a line; and in pixels the side of an image, the width of the caption, and the gap between lines."""
 WIDTH = 28
 """Letters of a line beside the images."""
 

@@ -88,7 +88,10 @@ def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def stage_ends(model: nn.Module) -> list[int]:
-    """Return the cuts directly before each layer with weights, except the first such layer."""
+    """Return the cuts directly before each layer with weights, except the first such layer.
+
+    A cut is the number of layers on the device. Cuts between these differ only by pooling or activation.
+    """
     heavy = [
         place
         for place, (_, layer) in enumerate(layers_of(model))
@@ -138,6 +141,7 @@ def scene_of_preset(config: Config, device: str, public: str | None, cuts: str) 
 
 
 def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | None) -> Scene:
+    """Return the scene of an assembled experiment; images of another set have no labels that mean the same."""
     config, device = experiment.config, experiment.hardware.device
     network = _network(experiment)
     images, labels = data.test_images, data.test_labels

@@ -136,6 +136,7 @@ def malicious(client: Client, public: Tensor) -> dict[str, Any]:
 
 
 def _numbers(server: str, layer: str, estimate: Tensor, inputs: Tensor) -> dict[str, Any]:
+    """Return an entry of the results: how many inputs were rebuilt, and how well on average."""
     count, correlation = count_rebuilt(estimate, inputs)
     return {
         "server": server,
@@ -154,7 +155,10 @@ def bits_of(policy: Policy, bottom: nn.Module) -> float | None:
 
 
 class _Seen:
-    """Record a layer's inputs and the gradients at its outputs in every step."""
+    """Records a layer's inputs and the gradients at its outputs in every step, by hooks.
+
+    They are H and G of every step; `rows` stacks them for `solve_inputs`.
+    """
 
     def __init__(self, layer: _Layer) -> None:
         self._layer = layer
@@ -201,10 +205,12 @@ def _inputs(bottom: nn.Module, layer: _Layer, images: Tensor, *, centre: bool = 
 
 
 def _name_of(bottom: nn.Module, layer: nn.Module) -> str:
+    """Return the name of a layer's weight in the bottom's state."""
     return next(f"{name}.weight" for name, module in bottom.named_modules() if module is layer)
 
 
 def _norm(before: State, after: State) -> float:
+    """Return the length of the change of all weights together, as a policy's ``update_clip`` limits it."""
     floating = [name for name, tensor in after.items() if tensor.is_floating_point()]
     return float(torch.stack([(after[n] - before[n]).norm() for n in floating]).norm())
 

@@ -1,4 +1,4 @@
-"""Draw plans and replayed costs."""
+"""Draw plans and replayed costs: bytes and seconds by cut, accuracy over time and bytes, where time goes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -81,11 +81,13 @@ def costs_picture(groups: Sequence[tuple[Group, Sequence[Replay]]]) -> "Figure":
 
 
 def _label(plan: Plan, group: Sequence[Line]) -> str:
+    """Return the name of cuts that send the same, marked if the configured or the fastest cut is among them."""
     marks = {" (configured)": plan.chosen, " (fastest)": plan.best}
     return group_name(group) + "".join(mark for mark, line in marks.items() if line in group)
 
 
 def _bars(axes: "Axes", total: Sequence[float], parts: dict[str, list[float]]) -> None:
+    """Draw a bar per cut on a logarithmic axis, with a marker for each part of it."""
     places = range(len(total))
     axes.bar(places, total, color=BAR, label="in all")
     for (name, values), marker in zip(parts.items(), ("o", "s"), strict=True):

@@ -25,7 +25,7 @@ Tensors = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Sizes and operations of one layer."""
+    """Sizes and operations of one layer of a model's table; inner layers of a block count to it."""
 
     name: str
     state: Tensors
@@ -151,7 +151,7 @@ def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
 
 
 def every_cut(cut: Cut) -> list[Cut]:
-    """Return all cuts of a model that leave both sides parameters to train."""
+    """Return all cuts of a model that leave both sides parameters to train, from the first layer to the last."""
     cuts = [replace(cut, index=index) for index in range(1, len(cut.layers))]
     return [one for one in cuts if one.possible]
 

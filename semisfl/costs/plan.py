@@ -65,7 +65,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """The costs of all cuts of the split method, and of all methods at the configured cut."""
+    """The costs of all cuts of the split method, and of all methods at the configured cut.
+
+    A cut fits if the profile's smallest device has the memory that it needs.
+    """
 
     config: Config
     world: World
@@ -112,7 +115,10 @@ class Plan:
         return [line for line in self.methods if not line.split and line.total]
 
     def run_bytes(self, line: Line) -> int:
-        """Return the bytes that all active clients send and receive in the whole run."""
+        """Return the bytes that all active clients send and receive in the whole run.
+
+        Rounds in which the server trains alone send none.
+        """
         return line.total * self.config.clients.active * self.config.client_rounds
 
     def run_hours(self, line: Line) -> float:

@@ -181,24 +181,3 @@ def test_inference_on_made_up_features() -> None:
     assert guesses.membership_auc(members, members, others) == 1.0
     assert guesses.membership_auc(members, others, members) == 0.0
     assert guesses.membership_auc(members, members, members) == 0.5
-
-
-def test_class_mixes_are_compared_by_half_the_sum_of_differences() -> None:
-    """Check total variation: the share of images that would have to change class."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(400) % 4
-    public = torch.eye(4)[labels] * 8
-    pairs = torch.arange(40) % 2
-    # The first client shows two of four classes. The second one's images look like those two as well,
-    # and are of the other two.
-    clients, truth = [torch.eye(4)[pairs] * 8] * 2, [pairs, pairs + 2]
-    mix = guesses.guess_classes(public, labels, clients, truth, 4, generator)
-    assert mix.accuracy == 0.5
-    assert mix.distance == pytest.approx((0 + 1) / 2)
-    assert mix.distance_chance == pytest.approx(0.5)
-
-
-def test_total_variation_is_zero_for_a_flat_image() -> None:
-    assert inversion.total_variation(torch.full((1, 1, 4, 4), 0.3)) == 0
-    steps = torch.arange(4.0).expand(1, 1, 4, 4)
-    assert inversion.total_variation(steps) == 1

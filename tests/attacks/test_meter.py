@@ -7,15 +7,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from semisfl.attacks import scene as scenes
-from semisfl.attacks.scene import layers_of
 from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.data.sources import load_data
 from semisfl.runs.start import train
 from semisfl.settings import config as configs
 from semisfl.settings.policy import row_bits
-from tests import toy
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"
 CONV = '{kind = "conv", channels = 8, kernel = 5}, {kind = "relu"}, {kind = "pool"}'
@@ -84,22 +81,6 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "leakage").exists()
-
-
-def test_a_cut_that_is_named_twice_is_measured_once() -> None:
-    network = scenes._network(toy.assemble("semisfl"))
-    (first, _), (second, _) = layers_of(network)[:2]
-    assert scenes.cuts_of(network, f"{second}, 1,{first} , 2") == [2, 1]
-    assert scenes.cuts_of(network, " all ") == scenes.cuts_of(network, "all")
-
-
-def test_a_file_is_no_folder_for_results(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delattr("semisfl.attacks.scene.run_rounds")
-    for out in (__file__, f"{__file__}/leakage"):
-        assert main(["leakage", "digits", "--out", out]) == 2
-        assert "test_meter.py is no folder that can be written to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["toy", "digits"])

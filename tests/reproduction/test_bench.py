@@ -42,18 +42,3 @@ def test_what_a_round_computes_by_hand() -> None:
     for method, expected in wanted.items():
         operations = round_operations(settings("digits", f"method={method}"), (1, 28, 28), 10, 6000)
         assert operations == expected, method
-
-
-def test_a_presets_round_is_timed_with_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[tuple[object, ...]] = []
-
-    class Recorded:
-        def __init__(self, *arguments: object) -> None:
-            timed.append(arguments)
-
-        def rounds(self, counted: int) -> list[float]:
-            return [1.0] * counted
-
-    monkeypatch.setattr(speed, "Timed", Recorded)
-    speed.seconds_per_round("image100", "semisfl", "cpu")
-    assert {arguments[-1] for arguments in timed} == {100}

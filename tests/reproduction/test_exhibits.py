@@ -63,20 +63,6 @@ def test_numbers_and_settings_of_the_paper() -> None:
     assert few.config().controller.min_steps_factor == 12
 
 
-def test_cells_shared_by_tables_are_one_run() -> None:
-    same = {
-        identity(one.config())
-        for one in (
-            cell("table2", "SemiSFL", "CIFAR-10"),
-            cell("table3", "SemiSFL", "Dir(0.1)"),
-            cell("table4", "MLP Proj Head", "Dir(0.1)"),
-            cell("fig10", "SemiSFL", "Dir(0.1)", part=2),
-        )
-    }
-    assert len(same) == 1
-    assert identity(cell("table1", "SemiSFL", "CIFAR-10").config()) not in same
-
-
 def test_an_identity_depends_only_on_settings_that_the_method_reads() -> None:
     one = cell("table1", "SemiSFL", "CIFAR-10")
     base = identity(one.config())

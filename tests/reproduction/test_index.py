@@ -47,14 +47,6 @@ def test_a_result_has_the_cells_own_rounds_or_those_asked_for(tmp_path: Path) ->
     assert index.result(cell, 5).rounds is None
 
 
-def test_equal_runs_count_once(tmp_path: Path) -> None:
-    cell = digits_cell()
-    for name, accuracy in (("a", 10.0), ("b", 30.0)):
-        leave_run(tmp_path / name, cell.config(), [accuracy] * 2)
-    (indexed,) = RunIndex(tmp_path, studies=()).result(cell).runs
-    assert indexed.path.name == "a"
-
-
 def test_a_stand_in_is_used_and_named_if_the_papers_set_has_no_run(tmp_path: Path) -> None:
     def index() -> RunIndex:
         return RunIndex(tmp_path, studies=())

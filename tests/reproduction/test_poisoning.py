@@ -10,10 +10,8 @@ from reproduction.poisoning import grid as attack_grid
 from reproduction.poisoning.attacks import (
     ATTACKS,
     TARGET,
-    Attack,
     Known,
     PoisonedFleet,
-    attackers_of,
     poisoned_fleet,
     poisoned_state,
     stamped,
@@ -21,8 +19,6 @@ from reproduction.poisoning.attacks import (
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.settings.config import override
-from semisfl.settings.presets import values_of
 from semisfl.stopping import StopFlag
 from tests import toy
 
@@ -169,16 +165,6 @@ def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
         assert then["w"].tolist() == [-2.0, 4.0]
 
 
-def test_only_an_attack_that_says_so_changes_running_variances() -> None:
-    state = {"bn.running_var": torch.ones(2), "bn.running_mean": torch.ones(2)}
-    known = Known(state, state, state, round=0, client=0)
-    for variances in (False, True):
-        attack = Attack("halved", "", state=lambda w: w.trained / 2, variances=variances)
-        sent = poisoned_state(attack, state, known)
-        assert sent["bn.running_mean"].tolist() == [0.5, 0.5]
-        assert sent["bn.running_var"].tolist() == ([0.5, 0.5] if variances else [1.0, 1.0])
-
-
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])
 def test_rules_name_the_attacker_and_keep_its_weights_out(method: str) -> None:
     """With the mean one of three clients moves the result far; with the median it hardly does."""
@@ -197,11 +183,6 @@ def test_rules_name_the_attacker_and_keep_its_weights_out(method: str) -> None:
     assert moved < 0.2 * thrown
     assert list(results["median", True][1]) == [str(client) for client in attackers]
     assert not results["mean", True][1] and not results["median", False][1]
-
-
-def test_attackers_of_a_smaller_share_are_among_those_of_a_larger() -> None:
-    few, many = attackers_of(3, 10, 0.1), attackers_of(3, 10, 0.3)
-    assert (len(few), len(many)) == (1, 3) and few < many and not attackers_of(3, 10, 0.0)
 
 
 def test_an_absent_client_takes_no_part() -> None:
@@ -257,14 +238,6 @@ def test_finished_runs_are_reused_with_the_same_settings_only(tmp_path: Path) ->
         attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
 
 
-def test_a_stop_before_the_first_round_with_clients_ends_the_grid(tmp_path: Path) -> None:
-    jobs, stop = attack_grid.listed(["drift"], ["mean"], [0.25], [0]), StopFlag()
-    stop.request()
-    values = override(values_of("digits"), [*TINY[1:], "rounds=2", "server.pretrain_rounds=1"])
-    outcomes = attack_grid.run_grid(values, jobs, tmp_path / "runs", device="cpu", stop=stop)
-    assert outcomes == [] and not (tmp_path / "runs").exists()
-
-
 def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
     def run(
         attack: str, rule: str, share: float, seed: int, accuracy: float
@@ -278,17 +251,6 @@ def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
         run("backdoor", "krum", 0.2, 1, 66.0),
     ]
     assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
-
-
-@pytest.mark.parametrize(("rules", "shares"), [(["median"], [0.0, 0.2]), (["mean"], [0.2, 0.20])])
-def test_what_losses_count_from_runs_whatever_was_chosen(
-    rules: list[str], shares: list[float]
-) -> None:
-    """Otherwise the table is empty."""
-    jobs = attack_grid.listed(["drift"], rules, shares, [4, 5])
-    assert len(set(jobs)) == len(jobs)
-    for seed in (4, 5):
-        assert attack_grid.AttackRun(attack_grid.NOBODY, "mean", 0.0, seed) in jobs
 
 
 def test_an_unknown_attack_or_rule_is_refused() -> None:

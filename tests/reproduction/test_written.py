@@ -51,12 +51,6 @@ def test_a_cell_has_our_number_the_papers_and_the_difference(tmp_path: Path) -> 
     assert "- assumed" in text and "fewer rounds" not in text
 
 
-def test_the_difference_is_that_of_the_numbers_shown(tmp_path: Path) -> None:
-    cell = digits_cell(paper=Value(88.1))
-    leave_run(tmp_path / "run", cell.config(), [10.0, 89.55])
-    assert "| semisfl | **89.5** / 88.1 / +1.4 |" in text_of(exhibit(cell), tmp_path)
-
-
 def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     cells = [digits_cell(paper=Value(80.0)), digits_cell("supervised"), digits_cell("fedswitch")]
     text = text_of(exhibit(*cells), tmp_path)
@@ -77,12 +71,6 @@ def test_a_table_names_fewer_rounds_and_stand_ins(tmp_path: Path, no_records: Pa
     assert "| 1 of 2 | 1 | hand-drawn ones |" in text
     assert "† digits here: hand-drawn ones." in text and written.FEWER in text
     assert "not run / 80.0" in text_of(exhibit(cell), tmp_path, rounds=2)
-
-
-def test_a_target_that_was_not_reached_has_no_number(tmp_path: Path) -> None:
-    cell = digits_cell(target=50.0)
-    leave_run(tmp_path / "run", cell.config(), [10.0, 49.9])
-    assert "| semisfl | not reached |" in text_of(exhibit(cell, measure="gigabytes"), tmp_path)
 
 
 # --- numbers by hand ----------------------------------------------------------------------------------
@@ -132,15 +120,6 @@ def test_the_share_of_falls_in_which_the_semi_supervised_loss_fell_more() -> Non
     assert MEASURES["semi_faster_share"].of(run, digits_cell()) == 0.6
 
 
-def test_the_two_losses_are_compared_over_the_same_rounds() -> None:
-    """In 15 rounds without clients, in which only the supervised loss exists, it falls fast."""
-    run = run_with(
-        loss_semi=[None] * 15 + [9.0 - 0.5 * (number // 10) for number in range(110)],
-        loss_supervised=[90.0 - 5 * number for number in range(15)] + [9.0] * 110,
-    )
-    assert CURVES["semi_faster_share"][1](run.rounds) == [(125, 1.0)]
-
-
 def test_percentages_medians_and_signs() -> None:
     run = run_with(mask_rate=[0.5, 0.25, 0.125], supervised_steps=[100, 40, 20])
     assert MEASURES["mask_rate"].of(run, digits_cell()) == 12.5
@@ -185,23 +164,3 @@ def test_the_same_numbers_give_the_same_files(tmp_path: Path, index: RunIndex) -
     with largest_file(1000), pytest.raises(OSError, match="fig12"):
         drawn.draw(one, parts, tmp_path)
     assert [file.read_bytes() for file in sorted(tmp_path.iterdir())] == first, "on a full disk"
-
-
-def test_a_picture_names_the_data_that_stood_in_for_the_papers(index: RunIndex) -> None:
-    one = EXHIBITS["vgg"]
-    figure = drawn.picture(one, written.measured(one, index))
-    title = figure.legends[0].get_title().get_text()
-    assert "† IMAGE-100 here: mini-ImageNet: 100 other classes, 84×84." in title
-    assert "† STL-10 here: " in title and "SVHN" not in title
-
-
-def test_a_row_has_one_colour_in_all_panels(index: RunIndex) -> None:
-    one = EXHIBITS["fig11"]
-    parts = written.measured(one, index)
-    figure = drawn.picture(one, parts)
-    legend = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
-    for axes, (_, cells) in list(zip(figure.axes, parts, strict=True))[1:3]:
-        marks = [bar.lines[0] for bar in axes.containers]
-        rows = {cell.result.cell.row for cell in cells if cell.spread}
-        assert {mark.get_color() for mark in marks} == {legend[row] for row in rows}
-        assert "SemiSFL" in rows
