@@ -4,6 +4,7 @@ Each device shows a certificate of the authority, and may not be revoked. gRPC's
 a request and the number of calls; `semisfl.use.split_inference` describes the messages.
 """
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote
@@ -38,7 +39,8 @@ Answer = Callable[[bytes, grpc.ServicerContext], bytes]
 class ModelServer:
     """A server that answers devices from its construction until `close`.
 
-    One call is computed at a time, because torch uses all cores for it.
+    Each call has a thread, which waits for its request: a slow device delays no other. One call is computed at
+    a time, because torch uses all cores for it.
     """
 
     def __init__(self, model: Classifier, network: NetworkOptions) -> None:
@@ -53,12 +55,13 @@ class ModelServer:
         """The terms of the model, as devices get them."""
         self.images = 0
         """Number of images that were classified so far."""
-        insecure, folder = network.insecure_loopback, network.certificates
-        self._trust = None if insecure or folder is None else Trust(folder)
-        # Without it, features near 0 (below 1e-38) would slow a CPU down tenfold.
-        worker = ThreadPoolExecutor(1, "semisfl-model", torch.set_flush_denormal, (True,))
+        secure = network.certificates if not network.insecure_loopback else None
+        self._trust = Trust(secure) if secure is not None else None
+        self._computing = threading.Lock()
+        # Without flushing, features near 0 (below 1e-38) would slow a CPU down tenfold.
+        threads = ThreadPoolExecutor(MOST_CALLS, "classify", torch.set_flush_denormal, (True,))
         self._server = grpc.server(
-            worker,
+            threads,
             maximum_concurrent_rpcs=MOST_CALLS,
             options=chunks.options(protocol.LARGEST_REQUEST, so_reuseport=0, **KEEPALIVE),
         )
@@ -140,6 +143,7 @@ class ModelServer:
         features = frame.tensors["features"]
         if not torch.isfinite(features).all():
             raise WireError("features hold NaN or Inf")
-        probabilities = self._model.answer(features)
-        self.images += rows
+        with self._computing:
+            probabilities = self._model.answer(features)
+            self.images += rows
         return b"".join(encode("answers", {}, {"probabilities": probabilities}))

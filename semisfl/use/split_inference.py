@@ -105,8 +105,7 @@ class ServedModel(BaseModel):
     @classmethod
     def of(cls, model: Classifier) -> "ServedModel":
         """Return the terms under which a server serves ``model``."""
-        about = model.description
-        has_bottom = "bottom" in model.parts
+        about, bottom = model.description, model.network.bottom.state_dict()
         return cls(
             classes=about.classes,
             shape=about.shape,
@@ -116,7 +115,7 @@ class ServedModel(BaseModel):
             cut=about.cut,
             identity=model.identity,
             features=model.network.features,
-            bottom=checkpoint.digest(model.network.bottom.state_dict()) if has_bottom else None,
+            bottom=checkpoint.digest(bottom) if "bottom" in model.parts else None,
         )
 
     @classmethod
@@ -192,8 +191,9 @@ def text_of_model(model: ServedModel) -> str:
 
 def features_schema(rows: int, features: int, codec: str) -> Schema:
     """Return the schema of a ``Features`` request: ``rows`` images with ``features`` values each."""
-    spec = TensorSpec((rows, features), torch.float32, codec)
-    return Schema({"identity": str}, {"features": spec})
+    return Schema(
+        {"identity": str}, {"features": TensorSpec((rows, features), torch.float32, codec)}
+    )
 
 
 def answers_schema(rows: int, classes: int) -> Schema:
@@ -223,8 +223,7 @@ def read_model(target: Target) -> ServedModel:
     `OSError` if it cannot be reached.
     """
     with _channel(target) as channel:
-        answer = _call(channel, target, "Describe", b"", 0)
-    return ServedModel.from_json(answer)
+        return ServedModel.from_json(_call(channel, target, "Describe", b"", 0))
 
 
 def _channel(target: Target) -> Any:
@@ -386,9 +385,10 @@ class ModelClient:
     @property
     def summary(self) -> str:
         """Return one line: how many bits about each image its features carry at most."""
+        bound = f"carries at most {self._row_bits:.1f} bits of each image"
         if self._row_bits == math.inf:
-            return "what was sent has no bound in bits: the policy has no noise"
-        return f"what was sent carries at most {self._row_bits:.1f} bits of each image"
+            bound = "has no bound in bits: the policy has no noise"
+        return f"what was sent {bound}"
 
     def _spend(self, images: ListedPictures) -> None:
         """Write one use of every image to the owner's ledger; raise `PolicyBreach` beyond a quota."""
@@ -401,11 +401,14 @@ class ModelClient:
         if not len(images):
             return torch.empty(0, len(self.model.classes))
         rows = self._outgoing.answerable(self._check(self._bottom(images), len(images)))
-        fields = {"identity": self.model.identity}
-        request = b"".join(self._outgoing.frame("features", fields, rows, self._codec))
+        parts = self._outgoing.frame(
+            "features", {"identity": self.model.identity}, rows, self._codec
+        )
         metadata = ((ROWS, str(len(images))), (CODEC, self._codec))
         schema = answers_schema(len(images), len(self.model.classes))
-        answer = _call(self._channel, self._target, "Features", request, schema.limit, metadata)
+        answer = _call(
+            self._channel, self._target, "Features", b"".join(parts), schema.limit, metadata
+        )
         return decode(answer, {"answers": schema}).tensors["probabilities"]
 
     def close(self) -> None:

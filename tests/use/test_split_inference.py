@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,25 @@ def test_more_images_than_a_call_takes(
     expected = model.probabilities(PIXELS)
     torch.testing.assert_close(predictions.probabilities, expected, rtol=0, atol=1e-6)
     assert split_inference.rows_per_call(10**7, "fp32") == 1
+
+
+def test_a_device_that_stalls_in_a_call_keeps_no_other_from_its_answer(
+    model: Classifier, server: ModelServer, authority: Path
+) -> None:
+    """A link may need minutes for a request."""
+    stalled, credentials = threading.Event(), certs.load_client_credentials(authority, "camera")
+
+    def never() -> Iterator[bytes]:
+        stalled.wait()
+        yield b""
+
+    with open_channel(f"localhost:{server.port}", credentials, ()) as channel:
+        ask = channel.stream_unary(f"/{split_inference.SERVICE}/Features")
+        calls = [ask.future(never()) for _ in range(8)]
+        with connect(server, authority) as client:
+            assert_answers(client, model)
+        assert not any(call.done() for call in calls)
+        stalled.set()
 
 
 # --- who may not, and what may not be asked -------------------------------------------------------
