@@ -1,6 +1,6 @@
 """Train with a server and four devices on this machine, over mutual TLS, each a process of its own.
 
-``python examples/demo_network.py [FOLDER]`` writes the embedded digits as image files into a new folder, makes
+``python examples/demo_network.py [FOLDER [KEY=VALUE...]]`` writes the embedded digits as image files into a new folder, makes
 certificates, starts `semisfl serve`, and joins the four devices with `semisfl join`. docs/deploy.md does the same on
 real machines.
 """
@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 import semisfl
+from semisfl.net.tls import certs
 
 DEVICES = 4
 SETTINGS = [f"clients.total={DEVICES}", f"clients.active={DEVICES}", "network.quorum=3", "rounds=8"]
@@ -49,24 +50,21 @@ def write_images(place: Path) -> None:
 
 
 def make_certificates(place: Path) -> None:
-    """Make an authority, the server's certificate and one for each device."""
-    folder = ["--dir", place / "certs"]
-    subprocess.run(command("certs", "init", *folder), check=True)
-    subprocess.run(command("certs", "server", "--host", "localhost", *folder), check=True)
+    """Make an authority, the server's certificate and one for each device, as `semisfl certs` does."""
+    certs.make_authority(place)
+    certs.make_server(place, ["localhost"])
     for device in range(DEVICES):
-        subprocess.run(
-            command("certs", "client", "--name", f"device-{device}", *folder), check=True
-        )
+        certs.make_client(place, f"device-{device}")
 
 
-def train(place: Path) -> int:
+def train(place: Path, settings: list[str]) -> int:
     """Run the server and the devices until the end; return the server's exit code."""
     # Five processes on one machine: with more threads than cores each would wait for the others.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
         command(
             *("serve", "digits", "--labeled", place / "labeled", "--certs", place / "certs"),
-            *("--listen", "127.0.0.1:0", "--out", place / "run", "--set", *SETTINGS),
+            *("--listen", "127.0.0.1:0", "--out", place / "run", "--set", *SETTINGS, *settings),
         ),
         stderr=subprocess.PIPE,
         text=True,
@@ -98,7 +96,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(prefix="demo-network-"))
     folder.mkdir(parents=True, exist_ok=True)
     write_images(folder)
-    make_certificates(folder)
-    code = train(folder)
+    make_certificates(folder / "certs")
+    code = train(folder, sys.argv[2:])
     print(f"the server's run is in {folder / 'run'}; no image left its device's folder")
     sys.exit(code)

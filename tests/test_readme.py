@@ -1,8 +1,11 @@
 """Test that the README's instructions work, and that the commands of every page exist."""
 
 import io
+import json
 import re
 import shlex
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from functools import cache
 from itertools import takewhile
@@ -40,6 +43,18 @@ def test_the_library_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(example, "README.md", "exec"), names)
     accuracy = float(re.match(r"([\d.]+) %", capsys.readouterr().out).group(1))  # type: ignore[union-attr]
     assert accuracy > 80, "the square is easy to see"
+
+
+@pytest.mark.slow  # five processes start; the tutorial's test has a network with devices
+def test_the_example_of_a_network_trains_with_four_devices(tmp_path: Path) -> None:
+    assert "python examples/demo_network.py" in "\n".join(blocks("sh"))
+    few = ["rounds=1", "clients.steps=1", "server.steps=1"]
+    words = [sys.executable, str(ROOT / "examples" / "demo_network.py"), str(tmp_path), *few]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert done.returncode == 0, done.stderr
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(metrics) == 1 and json.loads(metrics[0])["contributing"] == 4
+    assert done.stderr.count("the run is finished; 1 round with") == 4
 
 
 def test_make_targets_exist() -> None:

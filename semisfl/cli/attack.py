@@ -1,4 +1,7 @@
-"""``semisfl leakage``: what a server could rebuild."""
+"""``semisfl leakage``: what a server could rebuild from what devices send it.
+
+Owners run it before they join: with their images, their cut and their policy. `semisfl.attacks` holds the attacks.
+"""
 
 import json
 import os
@@ -70,6 +73,7 @@ def leakage(
     from semisfl.attacks import scene as scenes
     from semisfl.settings import config as configs
 
+    # Before the attacks, which may take hours.
     there = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"{there} is no folder that can be written to; choose another --out")
@@ -79,6 +83,7 @@ def leakage(
             raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
         scene = scenes.scene_of_run(run, device, public)
     else:
+        # The short training of a preset ends with a test, for the accuracy in the report.
         trained = [f"rounds={rounds}", f"runtime.evaluate_every={rounds}"]
         config = configs.parse(values_of(target, [*(settings or []), *trained]))
         _defences(defence, config.policy)  # a mistake is reported before the training
@@ -104,7 +109,13 @@ def leakage(
 
 
 def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | str"]:
-    """Return the policies to try by their name in the table."""
+    """Return the policies to try, by the names that they have in the table.
+
+    Args:
+        options: the values of ``--defence``: a policy file, ``KEY=VALUE,...``, none, or random for features without content.
+            None: no defence, and the policy of the run if it has one.
+        own: the policy of the run or the preset.
+    """
     from semisfl.attacks.meter import RANDOM
     from semisfl.settings.config import override
     from semisfl.settings.policy import Policy, parse_policy, read_policy
@@ -125,6 +136,11 @@ def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | s
 
 
 def _print_leakage(result: dict[str, Any]) -> None:
+    """Print the result of all attacks, each beside what guessing would reach.
+
+    Args:
+        result: the contents of leakage.json (`semisfl.attacks.meter.measure_all`).
+    """
     columns = (
         "cut",
         "defence",
@@ -182,4 +198,5 @@ def _print_norms(result: dict[str, Any]) -> None:
 
 
 def _bits(most: float | None) -> str:
+    """Return a bound in bits as text; None is no bound."""
     return "no bound" if most is None else f"{most:,.0f}"

@@ -1,4 +1,9 @@
-"""``semisfl certs``: a small authority, and certificates for a server and its devices."""
+"""``semisfl certs``: a small authority, and certificates for a server and its devices.
+
+The authority signs all certificates of a deployment. Its key stays in its folder, on a machine that need not be the
+server. A device's name is in its certificate, so a server knows who talks to it. Each certificate that was made is in
+issued.txt, and each one that was revoked in revoked.txt, which a running server reads again when it changes.
+"""
 
 import json
 from pathlib import Path
@@ -11,9 +16,12 @@ from semisfl.cli.options import Json
 from semisfl.settings.counts import counted
 
 Directory = Annotated[Path, typer.Option("--dir", help="Folder of the authority and its keys.")]
+"""The folder of the authority: its key, issued.txt, revoked.txt and the folders of devices."""
 Name = Annotated[str, typer.Option("--name", help="The device's name, which is its identity.")]
+"""The name of a device: letters, digits and . _ -"""
 
 app = typer.Typer(help="Make, renew, revoke and list certificates for a server and its devices.")
+"""The commands of `semisfl certs`."""
 
 
 @app.command("init")
@@ -133,6 +141,7 @@ def list_certificates(directory: Directory = Path("certs"), as_json: Json = Fals
 
 
 def _plain(row: Any) -> dict[str, Any]:
+    """Return an entry of `certs list` as values for JSON; times are in ISO 8601."""
     return vars(row) | {
         "valid_from": row.valid_from.isoformat() if row.valid_from else None,
         "valid_until": row.valid_until.isoformat(),
@@ -143,6 +152,12 @@ def _plain(row: Any) -> dict[str, Any]:
 
 
 def _made(issued: Any, place: Path) -> None:
+    """Print that a certificate was made, and until when it is valid.
+
+    Args:
+        issued: the certificate's entry in issued.txt.
+        place: the file or folder that holds it.
+    """
     from semisfl.net.tls.certs import LEAF_LIFE
 
     until = f"{issued.valid_until:%Y-%m-%d}"

@@ -1,4 +1,8 @@
-"""Print results on stdout, and progress and warnings on stderr."""
+"""Print results on stdout, and progress and warnings on stderr.
+
+A run must not end because nobody reads its progress: what is written to stderr after its reader left, or while its
+disk is full, is lost, and the run goes on. If the reader of stdout leaves, the command ends (`semisfl.cli.main`).
+"""
 
 import json
 import logging
@@ -20,6 +24,7 @@ class _Lossy:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write ``text`` and return its length, also if it is lost."""
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -36,12 +41,15 @@ class _Progress(Console):
 
     @property  # type: ignore[misc]  # there is no setter
     def file(self) -> IO[str]:
+        """The stream that the console writes to."""
         return cast(IO[str], _Lossy(super().file))
 
 
 # Without markup: names of classes and files may hold brackets.
 out = Console(highlight=False, emoji=False, markup=False)
+"""The console for stdout: results."""
 err = _Progress(stderr=True, highlight=False, emoji=False, markup=False)
+"""The console for stderr: progress, warnings and errors."""
 
 
 def discard(stream: IO[str]) -> None:
@@ -54,6 +62,7 @@ class _Warnings(logging.Handler):
     """Prints log messages above the progress bar, not through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a record of the log with its level."""
         say(record.getMessage(), record.levelname.lower())
 
 
@@ -61,7 +70,11 @@ _as_json = False
 
 
 def set_up_logging(log_format: str = "text") -> None:
-    """Print warnings of the package's log on stderr, as text or as lines of JSON."""
+    """Print warnings of the package's log on stderr.
+
+    Args:
+        log_format: text, or json for one JSON object per line, with its time, level and message.
+    """
     global _as_json
     _as_json = log_format == "json"
     logger = logging.getLogger("semisfl")
@@ -79,7 +92,12 @@ def show_log() -> None:
 
 
 def say(text: str, level: str = "") -> None:
-    """Print a line on stderr, with its ``level`` if it has one; as JSON with ``--log-format json``."""
+    """Print a line on stderr.
+
+    Args:
+        text: the line, or several. Control characters in it are replaced, as it may hold names of files.
+        level: a level of logging to print before the text, such as warning or error; empty: none.
+    """
     if _as_json:
         line = json.dumps({"time": timestamp(), "level": level or "info", "message": text})
     else:

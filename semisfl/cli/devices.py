@@ -1,4 +1,10 @@
-"""Commands of a server and its devices: ``semisfl serve``, ``join``, ``inspect`` and ``classify``."""
+"""Commands of a server and its devices: ``semisfl serve``, ``join``, ``inspect``, ``classify`` and ``fleet``.
+
+A server runs `serve`, to train with devices or, with ``--model``, to answer them. Each device runs `join` to train, or
+`classify` to use a model. Its owner looks at the terms with `inspect` before, and accepts them by their digest: the
+hash of what would run on the device and what would leave it. `fleet` is for the operator of the server. All of them
+need certificates of `semisfl certs`, except on a loopback address with ``--insecure-loopback``.
+"""
 
 import json
 import logging
@@ -80,7 +86,10 @@ def serve(
     token_file: watching.Token = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train with the devices that join, or serve a trained model. SIGTERM stops; --resume continues a run."""
+    """Train with the devices that join, or serve a trained model. SIGTERM stops; --resume continues a run.
+
+    The digest of the run's terms is printed at the start: devices accept it with `join --accept`.
+    """
     from semisfl.cli import runner
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.net.server.fleet import NetworkFleet
@@ -105,6 +114,7 @@ def serve(
         options = config.parse(presets.served(values_of(preset, settings)))
     warn_of_unread(options, settings)
     with ExitStack() as stack:
+        # What is said while images are loaded belongs into the log of the run, whose directory comes later.
         stack.enter_context(run_log.collected())
         arguments: dict[str, Any] = {
             "data": load_images(str(labeled), options),
@@ -121,14 +131,17 @@ def serve(
         fleet, about = run.experiment.fleet, run.experiment.description
         assert isinstance(fleet, NetworkFleet) and run.directory is not None
         place = run.directory.path
+        # Operators may take data.labeled for a limit on their own images, which it is not.
         aside = about.tested_on if about.judged_on == "validation" else 0
         log.info(
             "all %d labelled images are used, %d of them for validation; data.labeled is for simulations",
             about.labeled + aside,
             aside,
         )
+        # Scripts wait for these two lines: they have the digest and the port that devices need.
         console.say(f"devices accept this run with --accept {fleet.terms.digest}")
         console.say(f"listening on port {fleet.port}; waiting for clients")
+        # Only now: the page shows the run's directory, and /metrics its fleet.
         if watch is not None:
             stack.enter_context(
                 watching.serve_page("--watch", watch, [place], token_file, identity)
@@ -150,7 +163,13 @@ def serve(
 
 
 def _serve_model(model: "Classifier", network: "NetworkOptions", signals: StopSignals) -> None:
-    """Serve the top of a trained model to devices that run its bottom, until a signal comes."""
+    """Serve the top of a trained model to devices that run its bottom, until a signal comes.
+
+    Args:
+        model: the model, cut where devices and server share it.
+        network: the address to listen on, and the certificates.
+        signals: those of the command.
+    """
     from semisfl.use.model_server import ModelServer
 
     server = ModelServer(model, network)
@@ -191,13 +210,17 @@ def join(
         typer.Option(metavar="FILE.json", help="Keep this device's state and counts there."),
     ] = None,
 ) -> None:
-    """Train with this device's images until the run ends; reconnect when the connection is lost."""
+    """Train with this device's images until the run ends; reconnect when the connection is lost.
+
+    The images stay on the device. The last line says how many rounds it took part in, and how many bytes it sent.
+    """
     from semisfl.net.client import join as client
     from semisfl.net.client.rejection import Rejected
     from semisfl.net.client.report import Report
     from semisfl.stopping import Stopped
 
     require_certs("join", certs, insecure_loopback)
+    # Two devices with one certificate would replace each other's connection, whatever names they are given.
     if name and not insecure_loopback:
         raise ValueError(
             f"--name {name} is for --insecure-loopback alone: with --certs a device has the name in its "
@@ -223,7 +246,7 @@ def join(
     except Rejected as refused:
         console.say(report.line(), "error")
         raise typer.Exit(EXIT_CODES[refused.kind]) from refused
-    except Stopped:
+    except Stopped:  # a signal came before the device began
         pass
     console.say(report.line())
 
@@ -258,6 +281,7 @@ def inspect(
     from semisfl.net.client.shown_terms import text_of_terms
     from semisfl.use.split_inference import read_model, text_of_model
 
+    # A preset may hold a colon in a path, but ends in no port.
     if not re.search(r":\d+$", source):
         terms = planned_terms(source, settings, labeled)
     else:
@@ -270,6 +294,7 @@ def inspect(
                 allow_methods=allow_method or (),
             )
         except NoTerms:
+            # The server trains nothing: it may be `serve --model`.
             model = read_model(Target(source, credentials, insecure_loopback))
             if not model.downloadable:
                 raise ValueError(
@@ -283,9 +308,12 @@ def inspect(
 
 
 def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None) -> "Terms":
-    """Return the terms that `serve` would have for a folder ``labeled``, without a network.
+    """Return the terms that `serve` would have, without a network: what would run on a device, and what would leave it.
 
-    Without a folder, images have the shape and the classes of the preset's data set.
+    Args:
+        preset: the preset or the settings file of the server.
+        settings: the server's assignments of ``--set``.
+        labeled: the folder of the server's images; None: images have the shape and classes of the preset's data set.
     """
     from semisfl.costs.rounds import planned_images
     from semisfl.net.terms import Terms
@@ -327,7 +355,10 @@ def classify(
     json_: Json = False,
     csv_: Csv = False,
 ) -> None:
-    """Classify images with the help of a server; only features leave this device."""
+    """Classify images with the help of a server; only features leave this device.
+
+    The device runs the bottom of the model, which it downloads once, and the server the top.
+    """
     from semisfl.net.client.connection import Target
     from semisfl.net.client.owner import Owner
     from semisfl.use.split_inference import ModelClient
@@ -373,6 +404,11 @@ def fleet(
 
 
 def _print_devices(status: dict[str, Any]) -> None:
+    """Print the devices of a run and what the server waits for.
+
+    Args:
+        status: the contents of fleet.json, which the server writes when a device comes or goes and after each round.
+    """
     columns = ("device", "state", "last seen", "place", "images", "sent", "received")
     table = output.table("", columns, text=3)
     for device in status["clients"]:

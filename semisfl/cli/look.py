@@ -1,4 +1,7 @@
-"""``semisfl list`` and ``show``: look at presets, settings and data without training."""
+"""``semisfl list`` and ``show``: look at presets, settings and data without training.
+
+Only `show --partition` loads torch, because it reads the images.
+"""
 
 import json
 import math
@@ -31,7 +34,7 @@ SECTIONS = {
     "aggregates": ("aggregates: --set robust.aggregate=NAME", ("name", "summary")),
     "sinks": ("sinks: --set 'sinks=[\"NAME\"]'", ("name", "summary")),
 }
-"""The title and the columns of each table of `semisfl list`."""
+"""The title and the columns of each table of `semisfl list`, by the key of its entries in ``--json``."""
 
 
 def list_(json_: Json = False) -> None:
@@ -58,12 +61,18 @@ def list_(json_: Json = False) -> None:
 
 
 def _entries(table: Mapping[str, Any], *fields: str) -> list[dict[str, Any]]:
-    """Return the names of a catalog's entries and some of their fields."""
+    """Return the names of a catalog's entries and some of their fields.
+
+    Args:
+        table: the entries of a catalog by name.
+        fields: the attributes to return.
+    """
     entries = table.values()
     return [{field: getattr(entry, field) for field in ("name", *fields)} for entry in entries]
 
 
 def _first_line(name: str, function: Any) -> dict[str, Any]:
+    """Return the name of a preset or variant, and the first line of its docstring as its summary."""
     return {"name": name, "summary": (function.__doc__ or "").strip().partition("\n")[0]}
 
 
@@ -91,6 +100,13 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _print(title: str, columns: Sequence[str], entries: list[dict[str, Any]]) -> None:
+    """Print one table of `semisfl list`.
+
+    Args:
+        title: its title, which says how the entries are used.
+        columns: the keys of the entries to show.
+        entries: one dictionary per line.
+    """
     text = sum(not isinstance(entries[0][column], int) for column in columns)
     table = output.table(title, columns, text=text)
     for entry in entries:
@@ -111,7 +127,10 @@ def show(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Print a configuration with a comment per setting; save it as FILE.toml for `run FILE.toml`."""
+    """Print a configuration with a comment per setting; save it as FILE.toml for `run FILE.toml`.
+
+    With --partition, load the images instead and show who would hold them.
+    """
     from semisfl.settings import config as configs
     from semisfl.settings.toml import commented_toml
 
@@ -125,7 +144,13 @@ def show(
 
 
 def _show_partition(config: "Config", file: Path, as_json: bool) -> None:
-    """Draw who holds what to a file, and print the numbers of images."""
+    """Draw which images the server and each client hold, and print their numbers.
+
+    Args:
+        config: the configuration that names and divides the images.
+        file: the picture to draw.
+        as_json: print the images of each holder by class.
+    """
     from semisfl.data import holdings
     from semisfl.runs.run_data import load_data
 

@@ -1,7 +1,23 @@
-"""``semisfl``: registers the commands, and turns errors into one line and an exit code."""
+"""``semisfl``: lists the commands, and turns errors into one line and an exit code.
+
+A command line goes through these steps:
+
+1. `main` writes ``--set a=1 b=2`` as two options, because click reads one value per option.
+2. `click_command` parses it. The functions in `COMMANDS` are plain typer commands: their parameters are the options.
+3. The command parses settings once into a `Config` and passes it to the package, which does the work.
+4. The command prints the result on stdout, for people or with ``--json`` for programs. Progress and warnings go to
+   stderr (`semisfl.cli.console`).
+5. If an exception comes out of the command, `explained` gives the line to print and the exit code. A command does not
+   catch errors to word them again: the code that raised one has named the value, the limit and the fix.
+
+The modules of commands import torch, matplotlib and gRPC only inside the functions that need them, so that `--help`,
+`list`, `show` and `report` start at once. To add a command, write its function in the file of its group and name it
+in `COMMANDS`.
+"""
 
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
@@ -36,18 +52,19 @@ IN_USE = EXIT_CODE
 DIVERGED = advice.DIVERGED
 """4: the run ended with NaN, or with losses or weights out of bounds."""
 INTERRUPTED = 130
-"""A second signal ended the command at once."""
+"""The command was interrupted: by a second signal, or by the first if it trains nothing."""
 
 EXTRAS = {
     **dict.fromkeys(("grpc", "msgpack", "cryptography"), "network"),
     **dict.fromkeys(("plotly", "starlette", "uvicorn"), "watch"),
     "prometheus_client": "metrics",
 }
-"""The extra of this package that installs a module."""
+"""The extra of this package that installs a module, for the error if the module is missing."""
 SMALLER = (
     "lower what is large: data.size, clients.batch, clients.active, clients.steps, server.batch, server.steps, or a "
     "method's queue"
 )
+"""The settings that decide how much memory a run takes, for the error if there is not enough."""
 
 app = typer.Typer(
     name="semisfl",
@@ -58,7 +75,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {"run": train.run, "compare": train.compare},
     "Before training": {"list": look.list_, "show": look.show, "plan": planning.plan},
     "Results": {"report": results.report_, "replay": planning.replay, "watch": watching.watch},
@@ -76,16 +93,19 @@ COMMANDS = {
     },
     "Attack a run to see how safe it is": {"leakage": attack.leakage},
 }
-"""The commands by their groups in `semisfl --help`; `certs` is a group of commands itself."""
+"""The commands, by their groups in `semisfl --help`. `certs` is a group of commands itself."""
 for group, commands in COMMANDS.items():
     for name, function in commands.items():
         app.command(name, rich_help_panel=group)(function)
 app.add_typer(certificates.app, name="certs", rich_help_panel="Train with real devices")
 STOPPABLE = ("run", "compare", "serve", "join", "watch")
-"""Commands that a signal stops cleanly; `StopSignals` is the ``obj`` of their context."""
+"""Commands that a signal stops cleanly. The ``obj`` of their context is a `StopSignals`, which handles signals from the
+start of the command to its end.
+"""
 
 
 def _set_log_format(chosen: str | None) -> None:
+    """Obey ``--log-format``; None: the option is not used here, but it may be used before the command."""
     if chosen is not None:
         console.set_up_logging(chosen)
 
@@ -104,6 +124,10 @@ def options(
         ),
     ] = None,
 ) -> None:
+    """Act on the options of `semisfl` itself, before its command runs.
+
+    ``--debug`` is only declared here: `main` looks for it if an error comes.
+    """
     if version:
         print(f"semisfl {VERSION}")
     elif context.invoked_subcommand is None:
@@ -113,7 +137,11 @@ def options(
 
 
 def click_command() -> Any:
-    """Return the whole command line. ``--debug`` and ``--log-format`` may also stand behind a command's name."""
+    """Return the whole command line, as click parses it.
+
+    ``--debug`` and ``--log-format`` are options of `semisfl`. Every command gets them too, so that they may also stand
+    behind the command's name.
+    """
     root: Any = typer.main.get_command(app)
     everywhere = [option for option in root.params if option.name in ("debug", "log_format")]
     for command in (*root.commands.values(), *root.commands["certs"].commands.values()):
@@ -122,7 +150,13 @@ def click_command() -> Any:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line and return its exit code: one of the constants above."""
+    """Run a command line, print its errors, and return its exit code.
+
+    Args:
+        arguments: the words behind ``semisfl``; default: those of this process.
+
+    Returns one of the constants of this module, or of `semisfl.cli.options.EXIT_CODES` where a device cannot take part.
+    """
     typed = list(sys.argv[1:] if arguments is None else arguments)
     console.set_up_logging()
     try:
@@ -151,7 +185,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def explained(error: Exception) -> tuple[str, int]:
-    """Return the one line that a user reads about an error, and the exit code."""
+    """Return the one line that a user reads about an error, and the exit code.
+
+    A `ValueError` is a mistake in the command line, the settings or the data; its attribute ``kind``, if it has one,
+    chooses the exit code of a device. An `OSError` is a failure of the machine: a full disk, a lost connection. Anything
+    else is unexpected, and the line says how to see its traceback.
+    """
     # typer either depends on click or has its own copy of it, so the class of a usage error is not known here.
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)

@@ -1,4 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how a preset with ``--set`` becomes plain values.
+
+Each type here is the annotation of a command's parameter: typer takes the option's name, type, limits and help from it,
+for example ``settings: Settings = None``. An option of one command alone is written where the command is.
+"""
 
 import itertools
 import re
@@ -23,6 +27,7 @@ Preset = Annotated[
         show_default=False,
     ),
 ]
+"""The preset or the settings file that a command starts from. Empty: `chosen_preset` chooses one."""
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -31,9 +36,13 @@ Settings = Annotated[
         help="Change settings: --set rounds=10 seed=1. May be repeated.",
     ),
 ]
+"""Assignments ``key=value`` that change settings, each a dotted key and a TOML value; None if there is none."""
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+"""The device that computes, as `semisfl.engine.hardware.Hardware` takes it."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+"""Print one JSON object on stdout instead of tables and sentences."""
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only, no progress.")]
+"""Print no progress; warnings and errors are still printed."""
 Jobs = Annotated[
     int,
     typer.Option(
@@ -42,12 +51,14 @@ Jobs = Annotated[
         help="Runs to train at the same time, one process each; with Ray, runs that share a GPU.",
     ),
 ]
+"""The number of runs to train at the same time."""
 Engine = Annotated[
     str | None,
     typer.Option(
         metavar="ray[=ADDRESS]", help="Train on a Ray cluster, or with Ray on this machine."
     ),
 ]
+"""The place where several runs are trained: None is this machine."""
 
 AllowMethod = Annotated[
     list[str] | None,
@@ -57,6 +68,9 @@ AllowMethod = Annotated[
         callback=lambda names: _allowed(names),
     ),
 ]
+"""Code of other packages that a run directory or settings file may name. Without it a file of somebody else could
+import any module.
+"""
 Tables = Annotated[
     list[Path] | None,
     typer.Option(
@@ -66,6 +80,7 @@ Tables = Annotated[
         callback=lambda places: _tables(places),
     ),
 ]
+"""Files to write tables of results to; the suffix chooses the form."""
 Target = Annotated[
     float | None,
     typer.Option(
@@ -74,20 +89,25 @@ Target = Annotated[
         help="Also print the cost of reaching this accuracy, in percent.",
     ),
 ]
+"""An accuracy in percent, whose cost in rounds, bytes and time is reported too."""
 Insecure = Annotated[
     bool,
     typer.Option("--insecure-loopback", help="Use no TLS; only on a loopback address, for tests."),
 ]
+"""Talk without TLS. The network code allows that on a loopback address only."""
 ServerCerts = Annotated[
     Path | None, typer.Option(help="The authority's folder, with server.crt and server.key.")
 ]
+"""The folder that `semisfl certs init` and `certs server` filled."""
 DeviceCerts = Annotated[
     Path | None, typer.Option(help="This device's folder: authority.crt, client.crt, client.key.")
 ]
+"""The folder that `semisfl certs client` made for this device. Its certificate holds the device's name."""
 PolicyFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
 ]
+"""A file with limits that this device enforces, whatever the server asks for (`semisfl.settings.policy`)."""
 Accept = Annotated[
     list[str] | None,
     typer.Option(
@@ -95,11 +115,13 @@ Accept = Annotated[
         help="Accept the terms with this digest of `semisfl inspect`; may be repeated.",
     ),
 ]
+"""Digests of terms that the owner of this device has read and accepted."""
 
 EXIT_CODES = {"setup": 2, "refused": 4, "revoked": 5, "policy": 6}
-"""Exit codes of devices for each reason why they cannot take part; 0: finished, or stopped by a signal."""
+"""The exit code of a device for each kind of reason why it cannot take part; 0: finished, or stopped."""
 
 ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_.-]*\s*=")
+"""The beginning of a word that is a setting: a dotted key and an equals sign."""
 
 
 def spread_settings(words: Sequence[str]) -> list[str]:
@@ -125,7 +147,12 @@ def spread_settings(words: Sequence[str]) -> list[str]:
 
 
 def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
-    """Return the plain values of a preset or file, changed by ``--set``."""
+    """Return the plain values of a preset or file, changed by ``--set``; `semisfl.settings.config.parse` checks them.
+
+    Args:
+        preset: a name of `semisfl list`, or a path: a word with the suffix .toml or with a slash in it.
+        settings: assignments ``key=value``; of several for one key the last counts.
+    """
     from semisfl.settings import config, presets
 
     path = Path(preset)
@@ -137,7 +164,17 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
 def chosen_preset(
     preset: str, settings: list[str] | None, data: str | None = None, *, quiet: bool = False
 ) -> str:
-    """Return the preset, or the default for the images that ``data`` or ``--set data.name`` names."""
+    """Return the preset to use: the one named, else the default for the images that are used.
+
+    The default is ``images`` if the images are a path to somebody's own, and ``digits`` otherwise. A line on stderr says
+    that ``images`` was chosen.
+
+    Args:
+        preset: the preset on the command line, or an empty text.
+        settings: assignments, of which ``data.name`` names the images.
+        data: the path of the images, where another option names it.
+        quiet: do not print the line.
+    """
     from semisfl.settings import config, presets
 
     if preset:
@@ -153,13 +190,17 @@ def chosen_preset(
 
 
 def warn_of_unread(config: "Config", settings: Sequence[str] | None) -> None:
-    """Name the settings of ``--set`` that only other methods read: the method's configuration has no such section."""
+    """Warn of settings in ``--set`` that the run's method does not read: they belong to the section of another method.
+
+    Such a setting is no mistake, because a comparison has settings for all its methods, but it changes nothing.
+    """
     for key in (one.partition("=")[0].strip() for one in settings or ()):
         if not hasattr(config, key.partition(".")[0]):
             console.say(f"method {config.method} does not read {key}", "warning")
 
 
 def require_certs(command: str, certs: Path | None, insecure_loopback: bool) -> None:
+    """Raise `ValueError` unless a device's folder of certificates is named, or TLS is switched off."""
     if certs is None and not insecure_loopback:
         raise ValueError(
             f"{command} needs --certs DIR, the folder that `semisfl certs client` made for this device"
@@ -169,7 +210,13 @@ def require_certs(command: str, certs: Path | None, insecure_loopback: bool) -> 
 def client_credentials(
     command: str, certs: Path | None, insecure_loopback: bool
 ) -> "Credentials | None":
-    """Return the credentials in ``--certs``; None if there is none, as ``--insecure-loopback`` allows."""
+    """Return the credentials in the folder ``--certs``; None if there is none, as ``--insecure-loopback`` allows.
+
+    Args:
+        command: the command's name, for the error.
+        certs: the value of ``--certs``.
+        insecure_loopback: whether the command talks without TLS.
+    """
     from semisfl.net.tls.credentials import load_client_credentials
 
     require_certs(command, certs, insecure_loopback)
@@ -185,6 +232,7 @@ def refuse_beside_resume(preset: str, out: Path | None) -> None:
 
 
 def _allowed(names: list[str] | None) -> list[str] | None:
+    """Allow the classes of ``--allow-method`` to be imported, as ``package.module:Class``, and return them."""
     from semisfl.settings import lookup
 
     lookup.allow_code(names or ())
@@ -192,6 +240,7 @@ def _allowed(names: list[str] | None) -> list[str] | None:
 
 
 def _tables(places: Sequence[Path] | None) -> Sequence[Path]:
+    """Return the files of ``--table``; raise `ValueError` before the work if a suffix is not known."""
     for place in places or ():
         if place.suffix not in (".csv", ".tex"):
             raise ValueError(f"--table {place}: the name must end in .csv or .tex")

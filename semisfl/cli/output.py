@@ -1,4 +1,8 @@
-"""Print tables, and draw the pictures that belong to them."""
+"""Print tables on stdout, and draw the pictures that belong to them.
+
+Tables are those of rich, without markup: names of classes and files may hold brackets. A number is never cut off or
+folded; a name is folded where the terminal is narrow.
+"""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -12,16 +16,24 @@ from rich.table import Table
 from semisfl.cli import console
 
 T = TypeVar("T")
+"""The type of a value that a cell shows."""
 
 UNKNOWN = "–"
 """Stands in a table for a value that is not known."""
 FEW_LETTERS = 16
 """Letters in a line of a text column; longer texts are folded where the terminal is narrow."""
 SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
+"""The endings of a picture's name that choose its format; any other name gets .png added."""
 
 
 def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
-    """Return an empty table. The first ``text`` columns hold text, the others numbers."""
+    """Return an empty table, to be filled with `add_row` and printed with `show`.
+
+    Args:
+        title: a line above the table; empty: none.
+        columns: the names of the columns.
+        text: the first so many columns hold text, the others numbers.
+    """
     made = Table(
         title=title or None,
         title_justify="left",
@@ -53,20 +65,31 @@ def show(table: Table) -> None:
 
 
 def known(value: T | None, show: Callable[[T], str] = str) -> str:
-    """Return the cell of a value; `UNKNOWN` for None."""
+    """Return the cell of a value; `UNKNOWN` for None.
+
+    Args:
+        value: what the cell shows.
+        show: turns the value into text, with its unit.
+    """
     return UNKNOWN if value is None else show(value)
 
 
 def picture_beside(runs: Sequence[Path], name: str) -> Path:
-    """Return the usual place of a picture: in the run's folder, or here if there are several runs."""
+    """Return the usual place of a picture: in the run's folder, or in the working directory if there are several runs.
+
+    Args:
+        runs: the run directories on the command line.
+        name: the picture's name.
+    """
     return (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / name
 
 
 def draw(place: Path, save: Callable[[Path], None]) -> Path | None:
-    """Draw a picture and return its file: ``place``, with .png added unless its name has a picture's suffix.
+    """Draw a picture and return its file; None, after a warning, if it cannot be drawn: the numbers are worth more.
 
-    ``save`` writes the picture to a file. Return None, after a warning, if that fails or matplotlib, an extra, is not
-    installed: the numbers are worth more.
+    Args:
+        place: the file to write; .png is added unless the name ends in one of `SUFFIXES`.
+        save: writes the picture to a file. It is not called where matplotlib, an extra, is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         hint = "no picture, as matplotlib is not installed; pip install 'semisfl[plots]'"

@@ -1,4 +1,9 @@
-"""``semisfl plan`` and ``replay``: what a run would cost over chosen connections and devices, before or after it."""
+"""``semisfl plan`` and ``replay``: what a run would cost over chosen connections and devices, before or after it.
+
+`plan` computes bytes and seconds from formulas, for each cut of the model and each method. `replay` takes the bytes of
+rounds that were trained, and computes the seconds that they would have taken elsewhere. Nothing is trained.
+`semisfl.costs` computes the numbers; here they are printed.
+"""
 
 import json
 from collections import Counter
@@ -36,9 +41,11 @@ Uplink = Annotated[
         metavar="MBIT/S", help="A client's upload speed: 4, or 0.8-8 to draw one per round."
     ),
 ]
+"""The upload speed of a client in Mbit/s: a number, or a range from which each round draws one."""
 Downlink = Annotated[
     str, typer.Option(metavar="MBIT/S", help="A client's download speed, written like --uplink.")
 ]
+"""The download speed of a client in Mbit/s, like `Uplink`."""
 Latency = Annotated[
     float,
     typer.Option(
@@ -47,6 +54,7 @@ Latency = Annotated[
         help="Milliseconds that every message takes in addition to its bytes.",
     ),
 ]
+"""Milliseconds that each message takes beside the time of its bytes."""
 DeviceProfile = Annotated[
     str,
     typer.Option(
@@ -55,6 +63,7 @@ DeviceProfile = Annotated[
         help="How fast devices compute: jetson-mix, jetson-tx2, phone, wire-only (no computing), or a file.",
     ),
 ]
+"""How fast devices compute: a profile of `semisfl.costs.clock`, or a file with one."""
 
 
 def plan(
@@ -89,6 +98,7 @@ def plan(
     chosen = choose_methods(methods) if methods is not None else []
     held = rounds.planned_images(config)
     world = World.of(uplink, downlink, latency, profile, config.seed)
+    # Each method is planned with its own settings from the same preset.
     proposed = plans.make(
         config, held, world, lambda name: configs.parse({**values, "method": name}), chosen
     )
@@ -127,10 +137,14 @@ USUAL = (
     "FedSwitch's clients are counted with a teacher, FedMatch's without the helpers of every "
     "tenth round."
 )
+"""What the formulas of two methods assume."""
 
 
 def print_cuts(plan: "Plan") -> None:
-    """Print a table with a line for every cut of the model."""
+    """Print a table with a line for each cut of the model: what one client holds, computes and sends.
+
+    Cuts that send the same, such as after a convolution and after its ReLU, share a line.
+    """
     table = output.table(
         f"cuts of {plan.config.model.name} for {plan.cuts[0].title}: one client",
         ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "a day"),
@@ -156,7 +170,7 @@ def print_cuts(plan: "Plan") -> None:
 
 
 def print_methods(plan: "Plan") -> None:
-    """Print a table with a line for every method."""
+    """Print a table with a line for each method at the configured cut: bytes and seconds of a round and of the run."""
     table = output.table(
         f"methods at cut {plan.methods[0].cut}",
         ("method", "down", "up", "seconds", "work", "send", "wait", "run", "hours"),
@@ -190,7 +204,11 @@ def _codecs(config: "Config") -> str:
 
 
 def advice(plan: "Plan") -> list[str]:
-    """Return the conclusions of a plan, one sentence each."""
+    """Return the conclusions of a plan, one sentence each.
+
+    They name the fastest cut, the cut with the fewest bytes, and how the configured method compares with methods that send
+    whole models.
+    """
     best, chosen, smallest = plan.best, plan.chosen, plan.smallest
     sentences = [
         f"Best cut for these connections and devices: {best.cut} ({best.seconds:,.1f} s per round, "
@@ -218,18 +236,32 @@ def advice(plan: "Plan") -> list[str]:
 
 
 def _times(value: float, other: float, more: str, less: str) -> str:
-    """Return a comparison such as ``1.6 times more than``."""
+    """Return a comparison of two numbers such as ``1.6 times more than``.
+
+    Args:
+        value: the number that is compared.
+        other: what it is compared with.
+        more: the word for a larger value.
+        less: the word for a smaller value.
+    """
     above = value > other
     ratio = value / other if above else other / value
-    if ratio < 1.05:
+    if ratio < 1.05:  # within what the assumptions on devices can decide
         return "about as much as" if more == "more" else "about as long as"
     return f"{ratio:.1f} times {more if above else less} than"
 
 
 def as_json(plan: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]:
-    """Return the plan for ``--json``; without ``cuts``, the methods alone."""
+    """Return the plan for ``--json``.
+
+    Args:
+        plan: the costs of cuts and methods.
+        cuts: whether to return the cuts and the advice too.
+        picture: the picture that was drawn, if any.
+    """
 
     def plain(line: "Line") -> dict[str, Any]:
+        """Return the costs of one method at one cut as plain values."""
         fitting = line.rounds_per_day if line.seconds else None
         run = {"run_bytes": plan.run_bytes(line), "run_hours": plan.run_hours(line)}
         return asdict(line) | {"total": line.total, "rounds_per_day": fitting} | run
@@ -290,6 +322,7 @@ def replay(
     for group in report.group_runs(report.find_runs(runs)):
         replayed = [replays.replay(run, world, codec) for run in group.runs]
         moved = replace(group, runs=[one.as_run() for one in replayed])
+        # A report takes the replayed runs like any others, with their new bytes and seconds.
         shares, sent = replays.shares(replayed), replays.bytes_by_kind(replayed)
         results.append(Replayed(moved, report.summarise(moved, target), replayed, shares, sent))
     if not json_:  # at once: drawing takes seconds
@@ -355,6 +388,12 @@ class Replayed(NamedTuple):
 
 
 def _print_time(results: Sequence[Replayed], target: float | None) -> None:
+    """Print the hours of replayed runs, and what their clients spend them on.
+
+    Args:
+        results: the replays of each group of runs.
+        target: an accuracy in percent whose cost is printed too; None: none.
+    """
     columns = ("method", "seeds", "rounds", "accuracy %", "hours", "work", "send", "wait", "sent")
     table = output.table("time over these connections and devices", columns)
     for one in results:
@@ -374,6 +413,7 @@ def _print_time(results: Sequence[Replayed], target: float | None) -> None:
 
 
 def _hours(seconds: float) -> str:
+    """Return seconds as hours, with at most two digits behind the point."""
     hours = seconds / 3600
     if hours >= 10:
         return f"{hours:,.1f}"
@@ -400,7 +440,12 @@ def _print_traffic(results: Sequence[Replayed]) -> None:
 
 
 def _notes(results: Sequence[Replayed], codec: str | None) -> list[str]:
-    """Return what these numbers leave out, one line each."""
+    """Return what these numbers leave out, one line each.
+
+    Args:
+        results: the replays of each group of runs.
+        codec: the codec that all traffic was counted in; None: the recorded ones.
+    """
     lines = [f"! {one.group.label}: {one.summary.remark}" for one in results if one.summary.remark]
     for attribute, text in INEXACT.items():
         labels = [

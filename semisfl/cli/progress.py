@@ -1,4 +1,8 @@
-"""Show on stderr how far a run, or several runs, have come."""
+"""Show on stderr how far a run, or several runs, have come.
+
+On a terminal there is a bar of rich. Elsewhere, in a log or a pipe, there is a line per round or per finished run. With
+``--quiet`` nothing is shown.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +22,13 @@ from semisfl.runs.sinks import RunInfo
 
 
 class RunProgress:
-    """Shows the rounds of a run, its latest accuracy and the time left: a bar on a terminal, elsewhere lines."""
+    """A sink that shows the rounds of a run, its latest accuracy and the time left: a bar on a terminal, elsewhere lines.
+
+    The time left is that of the rounds so far, from where the run was begun or resumed, without waits for devices.
+    """
 
     def __init__(self, title: str) -> None:
+        """Take ``title``, the name of the run in its progress."""
         self._title = title
         self._accuracy = "accuracy   –   "
         self._spent = 0.0
@@ -34,12 +42,15 @@ class RunProgress:
         )
 
     def start(self, run: RunInfo) -> None:
-        """Begin to show a run, from its first round to do."""
+        """Begin to show a run, from its first round to do: 0, or after a resume the first that is left."""
         self._first, self._rounds = run.first, run.config.rounds
         self._bar.start()
-        fields = {"accuracy": self._accuracy, "left": output.UNKNOWN}
         self._task = self._bar.add_task(
-            self._title, total=self._rounds, completed=self._first, **fields
+            self._title,
+            total=self._rounds,
+            completed=self._first,
+            accuracy=self._accuracy,
+            left=output.UNKNOWN,
         )
 
     def write(self, metrics: RoundMetrics) -> None:
@@ -56,13 +67,16 @@ class RunProgress:
             )
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """End the bar; its last state stays on the terminal."""
         self._bar.stop()
 
 
 @contextmanager
 def many_runs(quiet: bool) -> Iterator[Callable[[int, int, int, int], None]]:
-    """Yield a function that shows how far several runs are: runs done, all runs, rounds done, all rounds."""
+    """Yield a function that shows how far several runs have come together.
+
+    It takes four counts: finished runs, all runs, finished rounds of all runs, and all rounds.
+    """
     before = -1
     with _bar(TextColumn("rounds"), MofNCompleteColumn(), TimeElapsedColumn(), quiet=quiet) as bar:
         task = bar.add_task("")
@@ -79,7 +93,12 @@ def many_runs(quiet: bool) -> Iterator[Callable[[int, int, int, int], None]]:
 
 
 def _bar(*columns: ProgressColumn, quiet: bool = False) -> Progress:
-    """Return a progress bar on stderr, which draws nothing where there is no terminal."""
+    """Return a progress bar on stderr, which draws nothing where there is no terminal.
+
+    Args:
+        columns: what the bar shows behind its description and the bar itself.
+        quiet: draw nothing on a terminal either.
+    """
     first = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None))
     disable = quiet or not console.shows_bars()
     return Progress(*first, *columns, console=console.err, expand=True, disable=disable)

@@ -1,4 +1,7 @@
-"""``semisfl report``, and the tables and curves that ``compare`` prints too."""
+"""``semisfl report``, and the tables and curves that ``compare`` prints too.
+
+`semisfl.runs.report` computes the numbers. Here they are printed; nothing here loads torch.
+"""
 
 import json
 import sys
@@ -51,7 +54,16 @@ def show(
     as_json: bool,
     files: Sequence[Path] = (),
 ) -> None:
-    """Print the results of groups of runs, as tables or JSON, write them as ``files``, and draw their curves."""
+    """Print the results of groups of runs, write them to files, and draw their curves.
+
+    Args:
+        results: groups of runs that differ only in seed, each with its summary.
+        target: an accuracy in percent whose cost is printed too; None: none.
+        place: the picture to draw.
+        charts: what the picture shows.
+        as_json: print one JSON object instead of tables.
+        files: files of ``--table`` to write.
+    """
     summaries = [summary for _, summary in results]
     groups = [group for group, _ in results]
     pairs = report.differences(groups)
@@ -79,6 +91,13 @@ def show(
 def _print_results(
     summaries: Sequence[Summary], notes: Sequence[str], target: float | None
 ) -> None:
+    """Print the table of results with the notes on its methods and the remarks on its runs.
+
+    Args:
+        summaries: the summary of each group of runs.
+        notes: for each of them the note on its method, such as that it is reconstructed from its paper; or an empty text.
+        target: an accuracy in percent whose cost is printed too; None: none.
+    """
     names = [s.label + ("*" if note else "") for s, note in zip(summaries, notes, strict=True)]
     _print_table(summaries, names, target)
     for method, note in dict.fromkeys(zip([s.method for s in summaries], notes, strict=True)):
@@ -91,6 +110,11 @@ def _print_results(
 
 
 def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: float | None) -> None:
+    """Print the accuracy, the bytes and the time of each group of runs.
+
+    Columns appear only where they say something: ``on`` if some runs were judged on validation images and others on test
+    images, ``test %`` if any were judged on validation images.
+    """
     several = any(len(summary.runs) > 1 for summary in summaries)
     kinds = {summary.judged_on for summary in summaries}
     validated = "validation" in kinds
@@ -125,7 +149,14 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
 def print_target(
     title: str, lines: Iterable[tuple[str, Summary]], unit: str, time: Callable[[float], str]
 ) -> None:
-    """Print what reaching an accuracy took; ``time`` writes seconds for the column ``unit``."""
+    """Print what reaching an accuracy took, averaged over the seeds that reached it.
+
+    Args:
+        title: the title of the table.
+        lines: a name and a summary for each group of runs.
+        unit: the title of the column of times.
+        time: writes seconds in that unit.
+    """
     table = output.table(title, ("method", "seeds that did", "rounds", "sent", unit))
     for name, summary in lines:
         cost = summary.to_target
@@ -141,6 +172,10 @@ def print_target(
 
 
 def _print_differences(pairs: Sequence[Difference]) -> None:
+    """Print the mean difference of accuracy between two groups over the seeds that both have, with its 95 % interval.
+
+    Pairs with one common seed have no interval and are left out.
+    """
     several = [pair for pair in pairs if pair.interval is not None]
     if not several:
         return

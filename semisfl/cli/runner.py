@@ -1,6 +1,8 @@
-"""Train runs for the commands: start or continue them, show progress, obey signals, and say how they ended.
+"""Train runs for the commands: show progress, obey signals, and print how runs ended.
 
-Importing this module loads torch, so commands import it only when they train.
+`semisfl.runs.start` prepares a run, for the library and for the commands alike. This module adds what only a command
+has: a progress display, a picture of who holds what, and the lines and exit codes at the end. Importing it loads torch,
+so commands import it only when they train.
 """
 
 import importlib.util
@@ -41,7 +43,11 @@ def train(
 ) -> Result:
     """Train a run that `begin`, `go_on` or `Job.prepare` prepares in a directory, and return its result.
 
-    ``title`` names the run in its progress; default: its method.
+    Args:
+        prepared: the context manager of the run; it is entered here, and left when the run has ended.
+        signals: those of the command; their flag must be the ``stop`` of the run.
+        quiet: show no progress.
+        title: the name of the run in its progress; default: its method.
     """
     signals.flag.check()
     with prepared as run:
@@ -61,10 +67,17 @@ def finish(
     sinks: Sequence[Sink] = (),
     busy: Callable[[], bool] = lambda: True,
 ) -> Result:
-    """Train the remaining rounds of a run; raise `OSError` if its end could not be saved.
+    """Train the remaining rounds of a run and return its result.
 
-    ``sinks`` get the metrics of each round. ``busy`` returns whether a round is under way, for the line that answers a
-    signal.
+    Args:
+        run: a prepared run that has a directory.
+        signals: those of the command.
+        quiet: show no progress.
+        title: the name of the run in its progress; default: its method.
+        sinks: get the metrics of each round too. One that fails is not called again.
+        busy: returns whether a round is under way, for the line that answers a signal; a server may only be waiting.
+
+    Raises `OSError` if the end of the run could not be saved, for example on a full disk.
     """
     directory = run.directory
     assert directory is not None
@@ -80,7 +93,11 @@ def finish(
 
 
 def free_directory(stem: str) -> Path:
-    """Return a new path ``runs/<stem>-<time>``."""
+    """Return a new path ``runs/<stem>-<time>``; a number is added if it exists already.
+
+    Args:
+        stem: the beginning of the directory's name: preset, method and seed.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path = Path("runs") / f"{stem}-{stamp}"
     number = 2
@@ -94,9 +111,14 @@ def free_directory(stem: str) -> Path:
 
 
 def print_result(result: Result, again: str, *, as_json: bool = False) -> None:
-    """Print the result of a run that has a directory, and how to continue it with the command ``again``.
+    """Print the result of a run that has a directory, and how to continue it.
 
-    A diverged run ends the command with `DIVERGED`.
+    Args:
+        result: what the run returned.
+        again: the command that continues the run.
+        as_json: print one JSON object instead of sentences.
+
+    Raises `typer.Exit` with `DIVERGED` if the run diverged.
     """
     assert result.directory is not None
     config, done = RunDirectory.open(result.directory).config(), len(result.rounds)
@@ -146,7 +168,11 @@ def print_result(result: Result, again: str, *, as_json: bool = False) -> None:
 
 
 def leave_if_diverged(diverged: Sequence[bool]) -> None:
-    """End the command with `DIVERGED` if one of its runs diverged: its losses or weights left all bounds."""
+    """End the command with `DIVERGED` if one of its runs diverged: its losses or weights are NaN or out of bounds.
+
+    Args:
+        diverged: for each run of the command, whether it diverged.
+    """
     if not any(diverged):
         return
     line = "the run diverged: its weights are of no use; start again with the change that its run.log names"
@@ -174,11 +200,18 @@ def run_all(
 ) -> bool:
     """Train the unfinished runs of ``jobs``; return False if a signal stopped them.
 
-    ``engine`` and ``at_once`` are the options ``--engine`` and ``--jobs``. With ``share``, runs that another process is
-    training now are skipped.
+    Args:
+        jobs: runs with their directories; finished ones are skipped.
+        signals: those of the command.
+        engine: the option ``--engine``: None, or ray with an address.
+        at_once: the option ``--jobs``: the number of runs at a time.
+        device: the option ``--device``.
+        quiet: show no progress.
+        share: skip runs that another process is training now, instead of failing.
     """
 
     def skip(path: Path) -> None:
+        """Say that another process has a run."""
         if not quiet:
             console.say(f"{path} is skipped: another process is training it")
 
@@ -204,7 +237,10 @@ def run_all(
 
 
 def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] | None:
-    """Return the pool that ``--engine`` and ``--jobs`` ask for; None: one run after another, here."""
+    """Return a function that makes the pool of runs that ``--engine`` and ``--jobs`` ask for.
+
+    None means: train one run after another in this process. Raises `ConfigError` for an engine that is not known.
+    """
     kind, _, address = (engine or "").partition("=")
     if kind == "ray":
         return lambda: compare.RayPool(address or None, count, device)
@@ -217,7 +253,13 @@ def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] 
 
 
 def lead(launch: Launch, config: Config, out: Path | None) -> tuple[Config, Path | None]:
-    """Return rank 0's configuration, and the run to continue if torchrun may have started it before."""
+    """Return rank 0's configuration, and the run to continue if torchrun may have started it before.
+
+    Args:
+        launch: what torchrun passed to this process.
+        config: the configuration of a run; its simulated clients are spread over the ranks.
+        out: the option ``--out``. It is needed if torchrun may restart the ranks, as it names the run to continue.
+    """
     if config.fleet.kind == "local":
         config = config.in_fleet("cluster")
     if not launch.max_restarts:
@@ -231,7 +273,15 @@ def lead(launch: Launch, config: Config, out: Path | None) -> tuple[Config, Path
 
 
 def take_part(launch: Launch, device: str, signals: StopSignals) -> None:
-    """Work as a rank other than 0, which writes nothing and prints only its failure."""
+    """Work as a rank other than 0, which writes nothing and prints only its failure. Rank 0 sends the settings.
+
+    Args:
+        launch: what torchrun passed to this process.
+        device: the option ``--device``.
+        signals: those of the command.
+
+    Raises `typer.Exit`: 0 after a signal, 1 if another rank is gone or this one failed.
+    """
     logging.getLogger("semisfl").setLevel(logging.ERROR)
     signals.quiet = True
     try:

@@ -1,6 +1,14 @@
 """Turn Ctrl-C, SIGTERM and SIGHUP into a clean stop of a command that trains or serves.
 
-Other commands keep Python's own behaviour: there a signal interrupts at once, and nothing is lost.
+Such a command has a `StopSignals` from its start to its end (`semisfl.cli.main.STOPPABLE`). It goes through two phases:
+
+- **Before** `StopSignals.running` it imports torch, reads settings and loads images. The first signal raises `Stopped`
+  wherever the program is, and the command ends with "nothing was written".
+- **Inside** `StopSignals.running` it trains. The first signal only sets a flag, which the run looks at between two
+  iterations; it then saves a checkpoint and ends.
+
+In both, a second signal ends the command at once, without a checkpoint. Commands that only read keep Python's own
+behaviour: a signal interrupts them at once, and nothing is lost.
 """
 
 import os
@@ -14,6 +22,7 @@ from typing import Any
 from semisfl.stopping import StopFlag
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
+"""The signals that stop a command. Under nohup SIGHUP is ignored from the start, and stays so."""
 if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
     SIGNALS.append(signal.SIGHUP)
 SAME_SECONDS = 0.5
@@ -41,10 +50,12 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
+        """Handle the signals from now on."""
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Let the former handlers have the signals again."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -70,6 +81,7 @@ class StopSignals:
                 time.sleep(LOOK_SECONDS)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle one signal: set the flag, and raise `Stopped` or `KeyboardInterrupt` where that is due."""
         if self.flag.requested:
             if number != signal.SIGHUP and time.monotonic() - self._first >= SAME_SECONDS:
                 raise KeyboardInterrupt
@@ -96,6 +108,6 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def ignore() -> None:
-    """Ignore signals: while Python shuts down, one would turn success into failure."""
+    """Ignore signals from now on: while Python shuts down, one would turn success into failure."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,7 @@
-"""``semisfl run`` and ``compare``: train one run, or several methods with several seeds."""
+"""``semisfl run`` and ``compare``: train one run, or several methods with several seeds.
+
+Both parse the settings here and leave the training to `semisfl.cli.runner`.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,16 +44,21 @@ def run(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train one run. Ctrl-C stops it cleanly, and --resume continues it exactly."""
+    """Train one run. Ctrl-C stops it cleanly, and --resume continues it exactly.
+
+    Under torchrun the clients are spread over all ranks; only rank 0 writes and prints.
+    """
     from semisfl.cli import runner
     from semisfl.fleet.cluster.ranks import launch
     from semisfl.runs.start import begin, go_on
     from semisfl.settings import config as configs
 
+    # None unless torchrun started this process. Rank 0 goes on below as a run of one process does.
     launched = launch()
     if launched is not None and launched.rank > 0:
         runner.take_part(launched, device, context.obj)
         return
+    # What a new and a resumed run share; all else of a resumed run is in its directory.
     arguments: dict[str, Any] = {"device": device, "stop": context.obj.flag}
     limits = settings or ()
     if resume is not None:
@@ -105,7 +113,10 @@ def compare(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train several methods with several seeds; print mean ± standard error and draw curves."""
+    """Train several methods with several seeds; print mean ± standard error and draw curves.
+
+    The same command continues an interrupted comparison. Finished runs in --out are not repeated.
+    """
     from semisfl.cli import runner
     from semisfl.runs import compare as comparison
 
@@ -115,6 +126,7 @@ def compare(
     swept = [comparison.Sweep.parse(text) for text in sweep or ()]
     groups = comparison.read_variants(variants) if variants else [comparison.PLAIN]
     values = values_of(preset, settings)
+    # The runs of all methods, settings and seeds, each with its directory; some may be finished already.
     jobs = comparison.list_jobs(values, chosen, seeds, folder, swept, groups)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")

@@ -1,4 +1,7 @@
-"""``semisfl predict``, ``evaluate`` and ``export``: use a trained model."""
+"""``semisfl predict``, ``evaluate`` and ``export``: use a trained model.
+
+A model is a run's directory, whose best checkpoint is taken, or a .safetensors file of a run or an export.
+"""
 
 import csv
 import json
@@ -20,17 +23,27 @@ if TYPE_CHECKING:
 RunOrFile = Annotated[
     Path, typer.Argument(metavar="RUN|FILE", help="A run's directory, or a .safetensors file.")
 ]
+"""The trained model that a command uses."""
 Top = Annotated[int, typer.Option(min=1, help="Classes to print per image.")]
+"""The number of most probable classes that are printed for each image."""
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+"""Print comma-separated values on stdout, with a line of titles."""
 Cut = Annotated[
     str | None,
     typer.Option(help="Cut the model after this layer instead of where it was cut in training."),
 ]
+"""The layer after which the model is cut into the device's bottom and the server's top."""
 MOST_COLUMNS = 12
 """A confusion matrix with more classes does not fit a terminal."""
 
 
 def open_model(path: Path, device: str) -> "Classifier":
+    """Return a trained model on a device, with a warning if no round of it was trained.
+
+    Args:
+        path: a run's directory, or a .safetensors file.
+        device: the option ``--device``.
+    """
     from semisfl.engine.hardware import Hardware
     from semisfl.use.classifier import load
 
@@ -43,7 +56,12 @@ def open_model(path: Path, device: str) -> "Classifier":
 
 
 def cut_at(model: "Classifier", cut: str | None) -> "Classifier":
-    """Return the model cut at a layer, by name or number; None leaves it as it is."""
+    """Return the model cut into bottom and top at another layer.
+
+    Args:
+        model: the model.
+        cut: the layer's name or its number from the first layer; None leaves the model as it is.
+    """
     return model if cut is None else model.recut(int(cut) if cut.isdigit() else cut)
 
 
@@ -63,11 +81,21 @@ def predict(
 
 
 def print_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_csv: bool) -> None:
-    """Print predictions on stdout and unreadable images on stderr; raise if none could be read."""
+    """Print predictions on stdout, and the images that could not be read on stderr.
+
+    Args:
+        predictions: the probabilities of each image.
+        top: the number of most probable classes to print.
+        as_json: print one JSON object.
+        as_csv: print a line per image with its classes and their probabilities.
+
+    Raises `ValueError` if no image could be read.
+    """
     if as_json and as_csv:
         raise ValueError("--json and --csv cannot be combined; choose one")
     for skipped in predictions.skipped:
         console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")
+    # For each image the names and probabilities of its most probable classes.
     best = list(zip(predictions.names, predictions.top(top), strict=True))
     if as_json:
         plain = [
@@ -120,6 +148,7 @@ def evaluate(
 
 
 def _print(result: "Evaluation") -> None:
+    """Print the accuracy of an evaluation, precision and recall by class, and which classes were confused."""
     print(
         f"accuracy {result.accuracy:.1f} % on {counted(result.images, 'image')}; macro-F1 {result.macro_f1:.1f} %; "
         f"calibration error {result.calibration_error:.1f} %"
@@ -139,6 +168,7 @@ def _print(result: "Evaluation") -> None:
 
 
 def _print_confusion(names: list[str], result: "Evaluation") -> None:
+    """Print a line for each true class with the number of images by predicted class."""
     table = output.table("", ("true \\ predicted", *names))
     for name, row in zip(names, result.confusion.tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "·" for count in row))
@@ -180,7 +210,10 @@ def export(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Write the model for other programs, check the file against the original, add a MODEL_CARD.md."""
+    """Write the model for other programs, check the file against the original, add a MODEL_CARD.md.
+
+    The file is run on the images of the check: the differences of its probabilities are printed and kept in the card.
+    """
     from semisfl.use import export as exports
     from semisfl.use.classifier import find
 

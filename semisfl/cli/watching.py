@@ -1,4 +1,7 @@
-"""``semisfl watch``, and the pages of ``report --html`` and ``serve --watch``."""
+"""``semisfl watch``, and the pages of ``report --html`` and ``serve --watch``.
+
+The page only reads run directories. It is served on a loopback address, or beyond it with a token and TLS.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,11 +17,13 @@ if TYPE_CHECKING:
     from semisfl.runs.sinks import Sink
 
 LISTEN = "127.0.0.1:8780"
+"""The usual address of the page."""
 
 Token = Annotated[
     Path | None,
     typer.Option("--token-file", help="File with a token that readers of the page must give."),
 ]
+"""The file with the token of the page and of /metrics."""
 
 
 def watch(
@@ -37,7 +42,12 @@ def watch(
 
 
 def write_html(runs: list[Path], place: Path) -> None:
-    """Write the page as one file."""
+    """Write the page of runs with its data and its chart library as one file that needs no server.
+
+    Args:
+        runs: run directories, or folders of them.
+        place: the file to write.
+    """
     from semisfl.runs.reading import no_run
     from semisfl.watch.inline import write_page
     from semisfl.watch.views import Runs
@@ -53,7 +63,15 @@ def write_html(runs: list[Path], place: Path) -> None:
 def serve_page(
     option: str, listen: str, runs: list[Path], token_file: Path | None, certs: Path | None
 ) -> Iterator[None]:
-    """Serve the page of ``runs`` inside the block, at the address that ``option`` has."""
+    """Serve the page of ``runs`` inside the block, and print its URL.
+
+    Args:
+        option: the option that has the address, for errors.
+        listen: the address, HOST:PORT.
+        runs: run directories, or folders of them; runs that begin later appear too.
+        token_file: the file with the token that readers must give; needed beyond loopback.
+        certs: the folder with server.crt and server.key; used beyond loopback.
+    """
     from semisfl.watch.address import Address, serve_app
     from semisfl.watch.app import make_app
     from semisfl.watch.views import Runs
@@ -69,7 +87,14 @@ def serve_page(
 def serve_metrics(
     fleet: "NetworkFleet", listen: str, token_file: Path | None, certs: Path | None
 ) -> Iterator["Sink"]:
-    """Serve a fleet's /metrics inside the block, and yield the sink that counts the rounds for it."""
+    """Serve /metrics of a fleet for Prometheus inside the block; yield the sink that takes the metrics of each round.
+
+    Args:
+        fleet: the devices of the run.
+        listen: the address, HOST:PORT.
+        token_file: the file with the token that readers must give; needed beyond loopback.
+        certs: the folder with server.crt and server.key; used beyond loopback.
+    """
     from semisfl.watch.address import Address, serve_app
     from semisfl.watch.exporter import Exporter
 
