@@ -1,4 +1,8 @@
-"""Build the model of a configuration, by name, from a layer table or from a user's modules, and cut it."""
+"""Build the model of a configuration, by name, from a layer table or from a user's modules, and cut it.
+
+Every machine of a run builds the same model: first weights are drawn from the run's seed, and nothing else of a
+program's random numbers is touched.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -21,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
-    """Return a model by its name or from a table, not yet cut."""
+    """Return a model by its name or from a table, not yet cut, with PyTorch's initial weights.
+
+    ``shape``: channels, height and width of an image. Raises ValueError if a layer does not fit its input.
+    """
     if not isinstance(model, str):
         return modules_of(model, shape, classes)
     try:
@@ -44,7 +51,19 @@ def build(
     seed: int = 0,
     widest: int | None = None,
 ) -> SplitModel:
-    """Return a model by its name or table, cut; its initial weights follow from ``seed``."""
+    """Return a model by its name or table, cut; its initial weights follow from ``seed``.
+
+    Args:
+        model: a name in `zoo.MODELS`, or a table of layers.
+        shape: channels, height and width of an image.
+        classes: how many numbers the model returns for an image.
+        cut: index or name of the last layer on the clients; None: everything up to the first ``Flatten``.
+        projector: the kind of the projection head; ``none`` where only the bottom is needed.
+        projection: the length of a projected feature.
+        widest: most features for which the head is as wide as its input; None: as published (`widest_head`).
+
+    Raises ValueError if a layer does not fit its input or the cut leaves one side without parameters.
+    """
     with globally_seeded(seed):
         layers = uncut(model, shape, classes)
         table = MODELS[model].table() if isinstance(model, str) else model
@@ -73,7 +92,8 @@ def build_model(
 ) -> SplitModel:
     """Return the model of a configuration, or the ``own`` one, cut as configured; the same on every machine.
 
-    ``projector`` replaces the configuration's: a client needs none.
+    ``projector`` replaces the configuration's: a client needs none. ``widest`` is what `build` takes: a resumed run
+    keeps the head that it began with. Raises ValueError like `build`.
     """
     settings = config.model
     projector = projector or settings.projector

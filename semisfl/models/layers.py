@@ -1,4 +1,8 @@
-"""The layers of models: repeatable dropout, residual blocks, and blocks of layers computed together."""
+"""The layers of models: repeatable dropout, residual blocks, and blocks of layers computed together.
+
+Convolution, BatchNorm, ReLU and pooling that follow one another are one call of a fused kernel
+(`semisfl.engine.kernels`). Weights, their names and the results are those of the single layers.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -16,7 +20,11 @@ from semisfl.engine.kernels import (
 
 
 class Dropout(nn.Module):
-    """Dropout with its own generator, so that a run can repeat its masks."""
+    """Dropout with its own generator, so that a run can repeat its masks.
+
+    ``p``: the probability of setting a value to 0, from 0 to 1. Without a generator (`use_generator`) it draws from
+    torch's global one.
+    """
 
     generator: torch.Generator | None = None
 
@@ -35,14 +43,14 @@ class Dropout(nn.Module):
 
 
 def use_generator(module: nn.Module, generator: torch.Generator) -> None:
-    """Let every dropout in ``module`` draw from ``generator``."""
+    """Let every dropout in ``module`` draw from ``generator``, which lives on the module's device."""
     for layer in module.modules():
         if isinstance(layer, Dropout):
             layer.generator = generator
 
 
 def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """Return the BatchNorm layers of ``module``."""
+    """Return the BatchNorm layers of ``module`` in the order of its layers."""
     return [
         layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
     ]
@@ -78,7 +86,7 @@ def named_layers(model: nn.Module) -> list[Named]:
 
 
 def cut_layers(model: nn.Module) -> tuple[list[Named], list[Named]]:
-    """Return the layers of bottom and top with their names, without those that a cut adds."""
+    """Return the layers of bottom and top with their names, without the flatten and unflatten that a cut adds."""
     bottom, top = (named_layers(model.get_submodule(part)) for part in ("bottom", "top"))
     if isinstance(top[0][1], nn.Unflatten):
         return bottom[:-1], top[1:]
@@ -86,7 +94,7 @@ def cut_layers(model: nn.Module) -> tuple[list[Named], list[Named]]:
 
 
 def adopt_layers(module: nn.Module) -> None:
-    """Replace every plain ``nn.Dropout`` in ``module`` by the one above."""
+    """Replace every plain ``nn.Dropout`` in ``module`` by `Dropout`, in place."""
     for name, child in named_layers(module):
         if type(child) is nn.Dropout:
             setattr(module, name, Dropout(child.p))
@@ -95,7 +103,7 @@ def adopt_layers(module: nn.Module) -> None:
 
 
 class Residual(nn.Module):
-    """body(x) + shortcut(x); an empty shortcut passes x on."""
+    """body(x) + shortcut(x); an empty shortcut passes x on. The sum has no ReLU after it."""
 
     def __init__(self, body: nn.Sequential, shortcut: nn.Sequential | None = None) -> None:
         super().__init__()
@@ -116,19 +124,26 @@ def conv_arguments(conv: nn.Conv2d) -> tuple[Any, ...]:
 
 
 class ConvBlock(NamedTuple):
-    """relu(max_pool(conv(x))), ``pool`` pixels wide."""
+    """relu(max_pool(conv(x))), which is relu after pooling: the same values with fewer comparisons.
+
+    ``pool``: side of the pooled square in pixels, 1 or 2.
+    """
 
     conv: nn.Conv2d
     pool: int
 
     def on(self, x: Tensor) -> Tensor:
+        """Return the block's output for images [n, C, H, W]."""
         conv = self.conv
         out: Tensor = conv_relu_pool(x, conv.weight, conv.bias, *conv_arguments(conv), self.pool)
         return out
 
 
 class NormBlock(NamedTuple):
-    """max_pool(relu(norm(conv(x)))); ``layers`` says which of them exist besides BatchNorm."""
+    """max_pool(relu(norm(conv(x)))), of which only the BatchNorm must be there.
+
+    ``layers`` are those that are there, in order; ``pool``: side of the pooled square in pixels, 1 or 2.
+    """
 
     layers: tuple[nn.Module, ...]
     conv: nn.Conv2d | None
@@ -137,6 +152,7 @@ class NormBlock(NamedTuple):
     pool: int
 
     def on(self, x: Tensor) -> Tensor:
+        """Return the block's output; running statistics are updated in train mode, as by the layers themselves."""
         # A CPU gains nothing. A cumulative average (no momentum) is rare and not fused.
         if x.is_cuda and self.norm.momentum is not None:
             return self.of_copies(x, lambda weight: weight.unsqueeze(0))
@@ -145,7 +161,10 @@ class NormBlock(NamedTuple):
         return x
 
     def of_copies(self, x: Tensor, rows: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute several copies, each on an equal share of ``x``; ``rows`` returns a weight of all copies."""
+        """Compute several copies of the block, each on an equal share of ``x`` [copies * n, ...].
+
+        ``rows`` returns, for a weight of this block, that weight of all copies as one tensor [copies, ...].
+        """
         norm, conv = self.norm, self.conv
         if norm.training and norm.num_batches_tracked is not None:
             rows(norm.num_batches_tracked).add_(1)
@@ -170,6 +189,7 @@ class LinearBlock(NamedTuple):
     relu: bool
 
     def on(self, x: Tensor) -> Tensor:
+        """Return the block's output for features [n, d]."""
         if x.is_cuda:
             out: Tensor = linear_relu(x, self.linear.weight, self.linear.bias, self.relu)
             return out
@@ -182,7 +202,7 @@ Part = nn.Module | ConvBlock | NormBlock | LinearBlock
 
 
 def parts_of(sequence: Iterable[nn.Module]) -> list[Part]:
-    """Return the layers, with those that are computed together as one block."""
+    """Return the layers in order, with those that are computed together as one block."""
     layers = list(sequence)
     parts: list[Part] = []
     while layers:
@@ -216,6 +236,7 @@ def _taken_pool(layers: list[nn.Module]) -> list[nn.Module]:
 
 
 def plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Return whether a layer is a convolution that the fused kernels compute; a derived class may do something else."""
     return (
         type(layer) is nn.Conv2d
         and layer.padding_mode == "zeros"
@@ -224,6 +245,7 @@ def plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def plain_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
+    """Return whether a layer is a BatchNorm that the fused kernels compute: with weights and running statistics."""
     # The class itself: one derived from it may have a forward of its own.
     if type(layer) is not nn.BatchNorm1d and type(layer) is not nn.BatchNorm2d:
         return False

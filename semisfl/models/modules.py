@@ -1,4 +1,7 @@
-"""Convert layer tables to PyTorch modules, and modules of known layers to tables."""
+"""Convert layer tables to PyTorch modules, and modules of known layers to tables.
+
+A table is what a configuration and a server's terms hold of a model; modules are what is trained.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -30,11 +33,16 @@ RESERVED = {*dir(Layers()), "weights"}
 
 
 def modules_of(layers: Sequence[Layer], shape: Shape, classes: int) -> Layers:
-    """Return the model that a table describes, with PyTorch's initial weights."""
+    """Return the model that a table describes, with PyTorch's initial weights.
+
+    ``shape``: channels, height and width of an image. Raises ValueError if a layer does not fit its input, or has a
+    name that every module uses.
+    """
     return _modules(place(layers, shape, classes))
 
 
 def _modules(placed: Sequence[Placed]) -> Layers:
+    """Return placed layers as one module. A name must not hide an attribute that every PyTorch module has."""
     for one in placed:
         if one.name in RESERVED:
             raise ValueError(
@@ -59,10 +67,12 @@ def _conv(layer: Conv, at: Placed) -> nn.Module:
 
 
 def _batchnorm(layer: BatchNorm, at: Placed) -> nn.Module:
+    """Return BatchNorm for pictures or for flat features, whichever it is given."""
     return (nn.BatchNorm2d if len(at.takes) == 3 else nn.BatchNorm1d)(at.takes[0])
 
 
 def _average_pool(layer: AveragePool, at: Placed) -> nn.Module:
+    """Return a mean over squares, or over the whole picture if the layer has no size."""
     if layer.size is None:
         return nn.AdaptiveAvgPool2d(1)
     return nn.AvgPool2d(layer.size, layer.stride)
@@ -88,9 +98,10 @@ MAKERS: dict[type[Layer], Callable[[Any, Placed], nn.Module]] = {
 
 
 def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
-    """Return ``model`` as a table for ``model.layers``; ``ValueError`` names a layer that a table cannot describe.
+    """Return ``model`` as a table for ``model.layers``, which holds no weights.
 
-    The table holds no weights.
+    Raises ValueError with the name of a layer that a table cannot describe: another kind, a setting that tables do
+    not have, or weights that two layers share.
     """
     rows = _rows(model)
     shared = sum(1 for _ in model.parameters()) != sum(
@@ -155,6 +166,7 @@ USUAL: dict[type[nn.Module], dict[str, Any]] = {
 
 
 def _refuse_unusual(layer: nn.Module) -> None:
+    """Raise ValueError for a setting that a table has no key for, where it differs from what a table always means."""
     for key, usual in USUAL.get(type(layer), {}).items():
         value = getattr(layer, key)
         if value not in (usual, (usual, usual)):
@@ -174,6 +186,7 @@ def _conv_row(layer: nn.Conv2d, flat: bool) -> dict[str, Any]:
 
 
 def _layernorm_row(layer: nn.LayerNorm, flat: bool) -> dict[str, Any]:
+    """Write a LayerNorm of all values of an image, with scale and offset: a table has no other kind."""
     if len(layer.normalized_shape) not in (1, 3) or layer.bias is None:
         raise ValueError(
             f"has normalized_shape = {layer.normalized_shape} and bias = {layer.bias is not None}; in a table "
@@ -183,6 +196,7 @@ def _layernorm_row(layer: nn.LayerNorm, flat: bool) -> dict[str, Any]:
 
 
 def _squares(layer: nn.Module) -> dict[str, Any]:
+    """Return size and stride of a pooling layer; a stride equal to the size is left out."""
     size, stride = _number(layer, "kernel_size"), _number(layer, "stride")
     return {"size": size} if stride == size else {"size": size, "stride": stride}
 

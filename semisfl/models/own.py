@@ -1,4 +1,9 @@
-"""Models that users write: any module that can be cut, as a sequence of stages."""
+"""Models that users write: any module that can be cut, as a sequence of stages.
+
+Training cuts a sequence. So a user's module is taken apart into its children, and compared with them: a module
+whose forward does more than call its children in order is refused, because training would compute another
+function without saying so.
+"""
 
 import copy
 import hashlib
@@ -78,7 +83,7 @@ def _children_of(model: nn.Module, shape: Shape) -> nn.Sequential:
 
 
 def own_copy(model: Own, shape: Shape) -> nn.Sequential:
-    """Return the stages of a copy, on the CPU; the caller's ``model`` keeps its layers, weights and device."""
+    """Return the stages of a copy of ``model``, on the CPU; the caller's keeps its layers, weights and device."""
     return copy.deepcopy(stages_of(model, shape)).cpu()
 
 
@@ -102,6 +107,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def _is_plain(value: object) -> bool:
+    """Return whether a value has a representation that is the same in every process."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -182,4 +188,5 @@ def globally_seeded(seed: int) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
+    """Return the first line of an error's text; PyTorch's have many."""
     return str(error).strip().partition("\n")[0]

@@ -1,6 +1,6 @@
-"""Pass several batches through one model: together, as far as its layers treat images independently.
+"""Pass several batches through one model together, or one batch with other weights than the model's.
 
-Or pass one batch, with other weights than the model's.
+Layers that treat each image by itself take all batches at once; BatchNorm and what follows takes them in turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,10 @@ BY_ITSELF = {
 
 
 def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]) -> list[Tensor]:
-    """Return ``model`` of each batch, in train mode where ``training`` says so.
+    """Return ``model`` of each batch [n, ...], in train mode where ``training`` says so.
 
-    Weights that take all batches together are read once and get one gradient.
+    Weights that take all batches together are read once and get one gradient. The results are those of one call per
+    batch, up to the order of sums.
     """
     parts = list(model) if type(model) is nn.Sequential else [model]
     # Dropout treats images independently too, but does nothing in eval mode.

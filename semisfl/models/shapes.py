@@ -1,4 +1,8 @@
-"""Compute the input and output shape of every layer, and check them before anything is allocated."""
+"""Compute the input and output shape of every layer, and check them before anything is allocated.
+
+One rule per kind of layer gives the shape of its output and the number of its parameters. A server, a device and
+`plan` use the same rules; none of them needs torch's memory for it.
+"""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -31,7 +35,10 @@ MAX_OUTPUT = 2**24
 
 
 class Placed(NamedTuple):
-    """A layer with the shapes of its input and output and its number of parameters."""
+    """A layer with the shapes of its input and output for one image, and its number of parameters.
+
+    ``body`` and ``shortcut`` are the layers inside a residual block.
+    """
 
     name: str
     layer: Layer
@@ -43,7 +50,11 @@ class Placed(NamedTuple):
 
 
 def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
-    """Return the layers for images of ``shape``; ``ValueError`` if a layer does not fit its input."""
+    """Return the layers of a table with their shapes, for images of ``shape`` (channels, height, width).
+
+    The last linear layer gets ``classes`` outputs if it names none. Raises ValueError for a layer that does not fit
+    its input, and beyond `MAX_PARAMETERS` and `MAX_OUTPUT`.
+    """
     last = max((i for i, layer in enumerate(layers) if isinstance(layer, Linear)), default=-1)
     full = [
         layer.model_copy(update={"features": classes})
@@ -68,6 +79,7 @@ def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
 
 
 def _place(layers: Sequence[Layer], takes: Sides, where: str) -> list[Placed]:
+    """Return the layers of a table or of a part of a block; ``where`` names it in messages."""
     placed = []
     for index, (name, layer) in enumerate(named(layers)):
         one = _place_one(name, layer, takes, f"{where}[{index}]")
@@ -93,6 +105,7 @@ def _place_one(name: str, layer: Layer, takes: Sides, where: str) -> Placed:
 
 
 def _place_residual(name: str, layer: ResidualBlock, takes: Sides, where: str) -> Placed:
+    """Place body and shortcut on the same input; their outputs are added, so they must have one shape."""
     body = _place(layer.body, takes, f"{where}.body")
     shortcut = _place(layer.shortcut, takes, f"{where}.shortcut")
     gives, added = body[-1].gives, shortcut[-1].gives if shortcut else takes
@@ -109,6 +122,7 @@ def _place_residual(name: str, layer: ResidualBlock, takes: Sides, where: str) -
 
 
 def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
+    """Output positions from the window; one weight per output channel, input channel of its group and kernel pixel."""
     channels, height, width = _picture(takes)
     for count, dimension in ((channels, "input channels"), (layer.channels, "channels")):
         if count % layer.groups:
@@ -121,6 +135,7 @@ def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
 
 
 def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
+    """The shape stays; a scale and an offset per channel."""
     channels, *_ = _picture(takes)
     if channels % layer.groups:
         raise ValueError(
@@ -130,6 +145,7 @@ def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
 
 
 def _pool(layer: Pool, takes: Sides) -> tuple[Sides, int]:
+    """Output positions from the window; nothing is trained."""
     channels, height, width = _picture(takes)
     if 2 * layer.padding > layer.size:
         raise ValueError(
@@ -140,6 +156,7 @@ def _pool(layer: Pool, takes: Sides) -> tuple[Sides, int]:
 
 
 def _average_pool(layer: AveragePool, takes: Sides) -> tuple[Sides, int]:
+    """Like `_pool`; without a size one value per channel, whatever the picture's size."""
     channels, height, width = _picture(takes)
     if layer.size is None:
         return (channels, 1, 1), 0
@@ -147,6 +164,7 @@ def _average_pool(layer: AveragePool, takes: Sides) -> tuple[Sides, int]:
 
 
 def _linear(layer: Linear, takes: Sides) -> tuple[Sides, int]:
+    """One weight per input and output, and a bias per output."""
     if len(takes) != 1:
         raise ValueError(f"is given {_text(takes)}; put a flatten before it")
     if layer.features is None:
@@ -167,13 +185,14 @@ RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
 
 
 def _picture(takes: Sides) -> Shape:
+    """Return channels, height and width of an input; raise ValueError for flat features."""
     if len(takes) != 3:
         raise ValueError(f"is given {_text(takes)} numbers in a row; put it before the flatten")
     return takes[0], takes[1], takes[2]
 
 
 def _window(height: int, width: int, size: int, stride: int, padding: int) -> tuple[int, int]:
-    """Return how many positions a square window has on an image."""
+    """Return how many positions a square window has on an image, down and across."""
     if min(height, width) + 2 * padding < size:
         raise ValueError(
             f"is {size} pixels wide, but is given {height}x{width} and padding = {padding}; "
@@ -183,4 +202,5 @@ def _window(height: int, width: int, size: int, stride: int, padding: int) -> tu
 
 
 def _text(sides: Sides) -> str:
+    """Return a shape as ``4x8x8``."""
     return "x".join(map(str, sides))

@@ -1,4 +1,8 @@
-"""Cut a model in two: clients hold the bottom, the server the rest."""
+"""Cut a model in two: clients hold the bottom, the server the top and a projection head.
+
+``bottom`` always returns flat features, which are what is sent: where the cut lies before a flatten, one is added
+behind the bottom and undone in front of the top.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,14 +24,15 @@ Projector = Literal["mlp", "linear", "none"]
 
 
 def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:
+    """Return layers with these names as one sequence that fuses them."""
     return Layers(OrderedDict(layers))
 
 
 class SplitModel(nn.Module):
     """A model cut in two, with a projection head beside the top: w = (w_c, w_s, w_p).
 
-    ``bottom`` maps images to flat features [n, d]; ``top`` maps them to logits; ``projector``
-    to the space in which clusters are formed.
+    ``bottom`` maps images [n, C, H, W] to features [n, d]; ``top`` maps them to logits [n, classes]; ``projector``
+    to the space in which clusters are formed. ``features`` is d.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class SplitModel(nn.Module):
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits [n, classes] of images."""
         return self.top(self.bottom(x))
 
     def whole(self) -> nn.Sequential:
@@ -47,13 +53,13 @@ class SplitModel(nn.Module):
         return nn.Sequential(OrderedDict(bottom=self.bottom, top=self.top))
 
     def project(self, features: Tensor) -> Tensor:
-        """Return the unit vectors z of Eq. (3)."""
+        """Return the unit vectors z of Eq. (3), [n, keys], for features [n, d]."""
         unit: Tensor = unit_rows(self.projector(features))
         return unit
 
     @property
     def keys(self) -> int:
-        """Return the length of a projected feature."""
+        """Return the length of a projected feature, which is that of a queue's keys."""
         widths = [
             layer.out_features for layer in self.projector.modules() if isinstance(layer, nn.Linear)
         ]
@@ -69,13 +75,22 @@ def split(
     widest: int = NARROW_HEAD,
     outputs: Sequence[Sides] = (),
 ) -> SplitModel:
-    """Cut any ``nn.Sequential``.
+    """Cut any ``nn.Sequential``; its layers are moved, not copied.
 
-    ``cut``: how many layers the client holds, or the name of its last layer; None: everything up
-    to the first ``Flatten``. Layers are moved, not copied. A plain ``nn.Dropout`` is
-    replaced by the one of `layers`, and no layer works in place.
-    ``widest``: most features for which the head is as wide as its input.
-    ``outputs``: the shape of each layer's output, if it is known; else zeros are passed through.
+    A plain ``nn.Dropout`` is replaced by the one of `layers`, and no layer works in place afterwards.
+
+    Args:
+        model: the layers in order.
+        shape: channels, height and width of an image.
+        cut: how many layers the clients hold, or the name of their last layer; None: everything up to the first
+            ``Flatten``.
+        projector: the kind of the projection head.
+        projection: the length of a projected feature.
+        widest: most features for which the head of kind mlp is as wide as its input.
+        outputs: the shape of each layer's output, if it is known; else zeros are passed through.
+
+    Raises ValueError if the cut lies outside the model, leaves one side without parameters, or goes through a
+    parameter that both sides use.
     """
     adopt_layers(model)
     for layer in model.modules():
@@ -127,7 +142,7 @@ def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
 
 
 def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:
-    """Return how many layers the client holds."""
+    """Return how many layers the clients hold; ``cut`` is what `split` takes."""
     names = [name for name, _ in layers]
     if cut is None:
         flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]
@@ -150,4 +165,5 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
 
 
 def parameter_count(module: nn.Module) -> int:
+    """Return the number of values of all parameters."""
     return sum(parameter.numel() for parameter in module.parameters())

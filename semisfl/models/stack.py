@@ -55,7 +55,7 @@ ROW_BY_ROW = (
 
 
 class NotStacked(Exception):
-    """A layer that is not computed for several copies at once."""
+    """Raised for a layer that is not computed for several copies at once; its text is the layer."""
 
 
 def pass_of_copies(copies: Sequence[nn.Module], rows: Rows) -> Pass:
@@ -71,6 +71,8 @@ def pass_of_copies(copies: Sequence[nn.Module], rows: Rows) -> Pass:
 
 
 def _in_turn(passes: Sequence[Pass]) -> Pass:
+    """Return one pass that runs the passes one after the other."""
+
     def run(x: Tensor) -> Tensor:
         for one in passes:
             x = one(x)
@@ -80,6 +82,7 @@ def _in_turn(passes: Sequence[Pass]) -> Pass:
 
 
 def _part(part: Part, copies: Sequence[nn.Module], rows: Rows) -> Pass:
+    """Return the pass of one layer or block of all copies."""
     if isinstance(part, ConvBlock):
         return _conv_block(part, rows)
     if isinstance(part, NormBlock):
@@ -118,6 +121,7 @@ def _same(layer: Module, copies: Sequence[nn.Module]) -> list[Module]:
 
 
 def _of(weight: Tensor | None, rows: Rows) -> Tensor | None:
+    """Return a weight of all copies; None for a bias that a layer does not have."""
     return None if weight is None else rows[id(weight)]
 
 
@@ -129,6 +133,7 @@ def _conv(conv: nn.Conv2d, rows: Rows, x: Tensor) -> Tensor:
 
 
 def _conv_block(block: ConvBlock, rows: Rows) -> Pass:
+    """Return the pass of convolution, pooling and ReLU: one kernel where there is one, else three operations."""
     conv = block.conv
     if conv.stride != (1, 1) or conv.dilation != (1, 1) or conv.groups != 1:
         pool = nn.MaxPool2d(2) if block.pool == 2 else nn.Identity()
@@ -138,6 +143,7 @@ def _conv_block(block: ConvBlock, rows: Rows) -> Pass:
 
 
 def _linear(layer: nn.Linear, rows: Rows, x: Tensor) -> Tensor:
+    """Return linear features [copies * n, d_out] of all copies by one batched matrix product."""
     weight, bias = rows[id(layer.weight)], _of(layer.bias, rows)
     shares, weight = x.unflatten(0, (len(weight), -1)), weight.transpose(1, 2)
     if bias is None:
@@ -174,15 +180,22 @@ def _drop(layers: Sequence[Dropout], x: Tensor) -> Tensor:
 
 
 def in_turn(calls: Sequence[Call]) -> list[Any]:
+    """Return the results of calls that run one after the other."""
     return [call() for call in calls]
 
 
 class Stack:
     """``slots`` copies of ``template``; weight ``name`` of slot i is ``tensors[name][i]``.
 
-    ``dtype`` is what their layers compute in (`Weights`). On a GPU, working copies of a template
-    made of known layers are computed for all slots at once; ``parameters`` then are those of the
-    template with one row per slot. ``together`` sets this for any device.
+    One elementwise operation on ``tensors`` then updates, averages or broadcasts the weights of all slots.
+
+    Args:
+        template: the module to copy; its own weights are not used afterwards.
+        slots: the number of copies.
+        trainable: whether the copies get gradients.
+        dtype: what the layers compute in (`Weights`).
+        together: whether all slots are computed at once, in which case ``parameters`` are those of the template
+            with one row per slot. None: on a GPU, if the template is made of known layers.
     """
 
     def __init__(
@@ -246,20 +259,24 @@ class Stack:
         return rows
 
     def load(self, state: State, slot: int | None = None) -> None:
-        """Give every slot, or one, the same state."""
+        """Give every slot, or the one ``slot``, the weights of ``state``."""
         for name, tensor in self.tensors.items():
             (tensor if slot is None else tensor[slot]).copy_(state[name])
         self._weights.refresh()
 
     def state(self, slot: int) -> State:
+        """Return the weights of one slot, as views."""
         return {name: tensor[slot] for name, tensor in self.tensors.items()}
 
     def mean(self) -> State:
-        """Return the plain mean over the slots; integer counters are averaged and truncated."""
+        """Return the plain mean over the slots, Eq. (8) of the paper; integer counters are averaged and truncated."""
         return {name: mean_of_rows(tensor) for name, tensor in self.tensors.items()}
 
     def follow(self, other: "Stack", decay: Tensor) -> None:
-        """Follow ``other`` as a moving average, slot by slot, with one ``decay`` per slot."""
+        """Follow ``other`` as a moving average, slot by slot: w = decay w + (1 - decay) w_other.
+
+        ``decay``: one number per slot, [slots]. Integer buffers are copied.
+        """
         for name, tensor in self.tensors.items():
             if not tensor.is_floating_point():
                 tensor.copy_(other.tensors[name])
@@ -280,12 +297,16 @@ class Stack:
         return [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
 
     def join(self, outputs: list[Tensor]) -> Tensor:
+        """Return the outputs of `calls` as one tensor [n, ...], and keep them for `gradients` where that needs them."""
         # Kept for `gradients`, which a GPU does not use; there they would waste memory.
         self._outputs = [] if outputs[0].is_cuda else outputs
         return outputs[0] if self._pass is not None else torch.cat(outputs)
 
     def gradients(self, upstream: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
-        """Return the gradients of `parameters`, from the gradient of the last call's result (on a CPU)."""
+        """Return the gradients of `parameters`, from the gradient ``upstream`` [n, ...] of the last call's result.
+
+        On a CPU only: a GPU computes them inside the captured step.
+        """
         outputs, self._outputs = self._outputs, []
         if self._pass is not None:
             return list(

@@ -38,7 +38,10 @@ def cnn() -> list[Layer]:
 
 
 def alexnet(kernels: tuple[int, ...] = (3, 3, 3, 3, 3)) -> list[Layer]:
-    """Return the published code's AlexNet: five convolutions with these kernels, which keep an image's size."""
+    """Return the published code's AlexNet: five convolutions of width 64, 192, 384, 256, 256, and three linear layers.
+
+    ``kernels``: the sides of the five kernels; paddings keep an image's size.
+    """
     layers: list[Layer] = []
     for number, (width, kernel) in enumerate(
         zip((64, 192, 384, 256, 256), kernels, strict=True), start=1
@@ -71,7 +74,9 @@ def alexnet_text() -> list[Layer]:
 
 
 def _vgg(depths: tuple[int, ...]) -> list[Layer]:
+    """Return a VGG with BatchNorm: five blocks of ``depths`` convolutions, each followed by pooling."""
     layers: list[Layer] = []
+    # One block per image size; its last pooling halves the size.
     for block, (width, depth) in enumerate(zip((64, 128, 256, 512, 512), depths, strict=True), 1):
         for number in range(1, depth + 1):
             layers += [
@@ -105,14 +110,17 @@ def vgg16() -> list[Layer]:
 
 
 def _conv3(number: int, width: int, stride: int = 1) -> Conv:
+    """Return a 3 x 3 convolution without bias, as BatchNorm follows or precedes it."""
     return Conv(name=f"conv{number}", channels=width, stride=stride, padding=1, bias=False)
 
 
 def _conv1(width: int, stride: int) -> Conv:
+    """Return the 1 x 1 convolution of a shortcut that changes width or size."""
     return Conv(name="conv", channels=width, kernel=1, stride=stride, bias=False)
 
 
 def _head() -> list[Layer]:
+    """Return the end of the residual networks: mean over the picture, then one linear layer."""
     return [AveragePool(name="avgpool"), Flatten(name="flatten"), Linear(name="fc")]
 
 
@@ -164,7 +172,11 @@ def wrn_28_2() -> list[Layer]:
 
 
 class NamedModel(NamedTuple):
-    """A catalog entry: the table, and the input and classes that its published counts are for."""
+    """A model with a name: the function that makes its table, and what its published counts are for.
+
+    ``shape``: channels, height and width of an image; ``classes``: the number of classes. The projection head has
+    its published width at this shape alone (`build.widest_head`).
+    """
 
     table: Callable[[], list[Layer]]
     shape: Shape = (3, 32, 32)
