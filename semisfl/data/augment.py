@@ -43,6 +43,7 @@ class WeakDraws:
         return self._map(lambda values: values[key])
 
     def flatten(self) -> Self:
+        """Return the draws with one leading axis, image by image."""
         count, leading = self.flip.size, self.flip.ndim
         return self._map(lambda values: values.reshape(count, *values.shape[leading:]))
 
@@ -84,17 +85,20 @@ class Augmentation:
 
     @classmethod
     def of(cls, config: AugmentConfig) -> Self:
+        """Return the augmentation of a configuration's ``[data.augment]``."""
         return cls(config.flip, cutout=config.cutout)
 
     def draw_weak(
         self, rng: np.random.Generator, shape: tuple[int, ...], height: int, width: int
     ) -> WeakDraws:
+        """Return weak draws for images of ``height`` x ``width`` pixels; ``shape`` is their leading shape."""
         flip = rng.random(shape) < (0.5 if self.flip else 0.0)
         return WeakDraws(flip, self._shifts(rng, shape, height), self._shifts(rng, shape, width))
 
     def draw_strong(
         self, rng: np.random.Generator, shape: tuple[int, ...], height: int, width: int
     ) -> StrongDraws:
+        """Return strong draws for images of ``height`` x ``width`` pixels; ``shape`` is their leading shape."""
         weak = self.draw_weak(rng, shape, height, width)
         slots = (*shape, self.num_ops)
         operation = rng.integers(len(OPERATIONS), size=slots, dtype=np.uint8)
@@ -129,7 +133,10 @@ def _reflected(shift: np.ndarray, side: int, device: torch.device) -> Tensor:
 
 
 def weak(images: Tensor, draws: WeakDraws) -> Tensor:
-    """Return uint8 images [n, C, H, W] flipped and cropped, always as a new tensor."""
+    """Return uint8 images [n, C, H, W] flipped and cropped, always as a new tensor.
+
+    ``draws`` are those of these images, in the same order.
+    """
     assert images.dtype == torch.uint8 and len(images) == draws.flip.size, "other images' draws"
     draws, device = draws.flatten(), images.device
     n, channels, height, width = images.shape
@@ -185,6 +192,10 @@ class Normalizer:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> Self:
+        """Return the normaliser for one mean and one standard deviation per channel, of pixels from 0 to 1.
+
+        Raises ValueError for different lengths and for a deviation of 0 or less.
+        """
         if len(mean) != len(std) or not all(value > 0 for value in std):
             raise ValueError(
                 f"cannot normalise by mean = {tuple(mean)}, std = {tuple(std)}: "
@@ -197,7 +208,10 @@ class Normalizer:
         return type(self)(self.scale.to(device), self.offset.to(device))
 
     def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return [n, C, H, W] in channels-last memory, with which convolutions are faster."""
+        """Return uint8 images [n, C, H, W] normalised, in channels-last memory, with which convolutions are faster.
+
+        Raises ValueError for images of another type or another number of channels.
+        """
         n, channels, height, width = images.shape
         if images.dtype != torch.uint8 or channels != len(self.scale):
             raise ValueError(

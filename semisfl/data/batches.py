@@ -1,4 +1,8 @@
-"""Augmented batches of a round: drawn at its start, made in few large calls, read step by step."""
+"""Augmented batches of a round: drawn at its start, made in few large calls, read step by step.
+
+A view is a set of images with what is drawn for each of them (`DrawnView`). `RoundBatches` makes the views on the
+device and hands them out, one step at a time; a client that computes on its own reads its `Part`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +24,10 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class DrawnView:
-    """The images of a view at each step, and what was drawn for each of them."""
+    """The images of a view at each step, and what was drawn for each of them.
+
+    Indexing by a slice of steps returns the view of these steps.
+    """
 
     view: ViewKind
     indices: np.ndarray
@@ -46,14 +53,17 @@ def draw_view(
     seed: int,
     *purpose: int | str,
 ) -> DrawnView:
-    """Return a view of the images ``indices`` [steps, rows]; its draws depend on ``seed`` and ``purpose``."""
+    """Return a view of the images ``indices`` [steps, rows]; its draws depend on ``seed`` and ``purpose`` alone.
+
+    ``size``: height and width of an image.
+    """
     rng = seeds.generator(seed, *purpose)
     draw = {"weak": augmentation.draw_weak, "strong": augmentation.draw_strong}.get(view)
     return DrawnView(view, indices, draw(rng, indices.shape, *size) if draw else None)
 
 
 def side_by_side(plans: list[DrawnView]) -> DrawnView:
-    """Return the views of several clients as one, each step of all clients in one batch."""
+    """Return the views of several clients as one, [steps, rows of all clients]: each step is one batch."""
     indices = np.concatenate([item.indices for item in plans], axis=1)
     draws = [item.draws for item in plans]
     if draws[0] is None:
@@ -71,7 +81,11 @@ def split_views(
     round_index: int,
     client: int,
 ) -> dict[str, DrawnView]:
-    """Return the strong and the weak view of one client's images in a split round."""
+    """Return the strong and the weak view of one client's images in a split round.
+
+    Both show the same images. ``shard``: the client's indices into the images; ``size``: height and width;
+    ``steps`` and ``batch``: K_u and B_u.
+    """
     indices = shard[draw_positions(seed, round_index, client, len(shard), steps, batch)]
     return {
         "strong": draw_view(
@@ -82,7 +96,7 @@ def split_views(
 
 
 def make_view(images: Tensor, planned: DrawnView) -> Tensor:
-    """Return the uint8 images of ``planned``, its leading shape flattened."""
+    """Return the uint8 images [n, C, H, W] of ``planned``, its leading shape flattened, on the device of ``images``."""
     index = torch.from_numpy(np.ascontiguousarray(planned.indices.reshape(-1))).to(
         images.device, non_blocking=True
     )
@@ -95,6 +109,8 @@ def make_view(images: Tensor, planned: DrawnView) -> Tensor:
 
 @dataclass(frozen=True)
 class _Prepared:
+    """A round that may begin: its views, their images if all steps are made at once, and what is read along."""
+
     plans: Mapping[str, DrawnView]
     made: Mapping[str, Tensor]
     extras: Mapping[str, Tensor]
@@ -103,8 +119,14 @@ class _Prepared:
 class RoundBatches:
     """The batches of a round, read by a step counter that is on the device.
 
-    ``whole``: all steps are made at the start, in buffers that stay in place, so that a captured
-    step can read them. Otherwise they are made when needed, at most ``budget`` bytes at a time.
+    Args:
+        images: uint8 [n, C, H, W], on the device that computes.
+        augmentation: the settings of weak and strong views.
+        normalizer: turns uint8 images into floats.
+        dtype: the type of these floats.
+        whole: all steps are made at the start, in buffers that stay in place, so that a captured step can read
+            them. Otherwise they are made when needed.
+        budget: most bytes of views that are made ahead where not ``whole``.
     """
 
     def __init__(
@@ -142,7 +164,7 @@ class RoundBatches:
         self._begin(waiting[1] if waiting and waiting[0] == key else self._prepare(*make(*key)))
 
     def ahead(self, key: Key, make: Callable[..., Views]) -> None:
-        """Make the views of a later round, beside those in use."""
+        """Make the views of a later round ``make(*key)``, beside those in use; `start_from` then takes them."""
         self._waiting = key, self._prepare(*make(*key))
 
     def _prepare(self, plans: Mapping[str, DrawnView], extras: Mapping[str, Tensor]) -> _Prepared:
@@ -184,7 +206,7 @@ class RoundBatches:
         return buffer
 
     def get(self, name: str) -> Tensor:
-        """Return this step's images, normalised."""
+        """Return the current step's images of a view, normalised: [rows, C, H, W]."""
         if not self.whole and not self._first <= self._step < self._last:
             self._make_stretch()
         views = self._views[name]
@@ -216,6 +238,7 @@ class RoundBatches:
             self._step = self._last
 
     def extra(self, name: str) -> Tensor:
+        """Return the current step's row of a tensor that was given at the start of the round."""
         return self.row_of(self._extras[name])
 
     def row_of(self, tensor: Tensor) -> Tensor:
@@ -228,6 +251,7 @@ class RoundBatches:
         return tensor[self._step - first]
 
     def advance(self) -> None:
+        """Go to the next step."""
         self._step += 1
         self._counter.add_(1)
 
@@ -253,4 +277,5 @@ class Part:
         return tensor[self._step]
 
     def advance(self) -> None:
+        """Go to the client's next step."""
         self._step += 1

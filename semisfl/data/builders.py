@@ -24,7 +24,11 @@ def array_fields(
     unlabeled: Any,
     classes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the fields of a `Dataset` from arrays (see `Dataset.from_arrays`), all but mean and std."""
+    """Return the fields of a `Dataset` from arrays, all but mean and standard deviation.
+
+    The arguments are those of `Dataset.from_arrays`. Raises ValueError for shapes, types and ranges that cannot be
+    images or labels.
+    """
     pixels = _pixels(images, "images")
     numbers, names = _numbers(labels, "labels", classes)
     tested, names = _numbers(test_labels, "test_labels", names)
@@ -57,6 +61,7 @@ def _pixels(values: Any, name: str) -> torch.Tensor:
 
 
 def _array(values: Any) -> np.ndarray:
+    """Return a tensor on any device, an array or nested lists as an array."""
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 

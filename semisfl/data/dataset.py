@@ -193,4 +193,5 @@ class Dataset:
 
 
 def _square(size: int | None) -> Size | None:
+    """Return height and width of a square of this side; None for none."""
     return None if size is None else (size, size)

@@ -32,6 +32,7 @@ class Holdings:
     """The folders of the clients; empty: they have numbers only."""
 
     def as_json(self) -> str:
+        """Return the text of a run's holdings.json."""
         server, *clients = self.counts.tolist()
         values = {"classes": self.classes, "server": server, "clients": clients}
         more = {"images": self.images, "names": self.names}
@@ -39,7 +40,10 @@ class Holdings:
 
 
 def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Holdings:
-    """Return how many images of each class every holder has; -1 counts as a last class, ``unknown``."""
+    """Return how many images of each class every holder has.
+
+    ``labels``: int64 [n] of all training images; -1 counts as a last class, ``unknown``. ``classes``: their names.
+    """
     labels, unknown = np.asarray(labels), "unknown"
     while unknown in classes:
         unknown += " label"
@@ -96,6 +100,6 @@ def picture(holdings: Holdings) -> Figure:
 
 
 def short(name: str, longest: int = LONGEST_NAME) -> str:
-    """Return a name for a picture: not too long, and without formulas, which dollar signs would begin."""
+    """Return a name for a picture: at most ``longest`` letters, and without formulas, which dollar signs would begin."""
     cut = name if len(name) <= longest else name[: longest - 1] + "…"
     return cut.replace("$", r"\$")

@@ -1,4 +1,8 @@
-"""The server's labelled images, as batches with their labels."""
+"""The server's labelled images D_l, as batches with their labels.
+
+What a supervised step shows of an image depends on the method: a strong view, a weak one, both, or pairs of
+images blended with their labels (`LabeledView`).
+"""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -47,11 +51,12 @@ class LabeledImages:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Return channels, height and width of an image."""
         _, channels, height, width = self._batches.images.shape
         return channels, height, width
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Return uint8 images as a model takes them."""
+        """Return uint8 images [n, C, H, W] as a model takes them: floats on its device."""
         return self._batches.normalizer(images.to(self._batches.images.device), self._batches.dtype)
 
     def plain(self, batch: int) -> Iterator[Tensor]:
@@ -62,12 +67,12 @@ class LabeledImages:
         )
 
     def class_mix(self, classes: int) -> Tensor:
-        """Return the share of each class; a class without images counts as half an image."""
+        """Return the share of each class among the labels, [classes]; a class without images counts as half an image."""
         counts = torch.bincount(self._labels, minlength=classes).float().clamp(min=0.5)
         return counts / counts.sum()
 
     def start(self, round_index: int, steps: int, view: LabeledView, views: int = 2) -> None:
-        """Begin a round of ``steps`` with this ``view`` of the images, drawn ``views`` times."""
+        """Begin a round of ``steps`` with this ``view`` of the images, drawn ``views`` times independently."""
         self._view_kinds, self._mixes = tuple(_kinds(view, views)), view == "mixed"
         self._batches.start_from((round_index, steps, view, views), self._make)
         self._while_busy(

@@ -1,4 +1,8 @@
-"""Read packed ``.npz`` files: encoded images or plain arrays, with labels and split, in shards."""
+"""Read packed ``.npz`` files: encoded images or plain arrays, with labels and split, in shards.
+
+docs/extending.md lists the arrays of such a file. A set may be split into files ``NAME_0of2.npz``,
+``NAME_1of2.npz``; any of them, or their common prefix, means the whole set.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -26,7 +30,10 @@ def is_called(path: Path, prefix: str) -> bool:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the ``.npz`` files meant by a file (with its other shards), a directory or a prefix."""
+    """Return the ``.npz`` files meant by a file (with its other shards), a directory or a prefix.
+
+    Raises ValueError if they are of several sets.
+    """
     if path.is_file() and path.suffix != ".npz":
         return []
     folder = path if path.is_dir() else path.parent
@@ -42,7 +49,10 @@ def find(path: Path) -> list[Path]:
 
 
 def source(files: Sequence[Path]) -> Source:
-    """Return the set of encoded images (``bytes``, ``offsets``) or plain arrays (``x``) in files."""
+    """Return the set of encoded images (``bytes``, ``offsets``) or plain arrays (``x``) in files.
+
+    Raises ValueError for a file that cannot be read. No file may hold Python objects: to load them runs code.
+    """
     with _opened(files[0]) as arrays:
         encoded = "bytes" in arrays.files
     return Source(
@@ -117,7 +127,10 @@ def _listing(files: Sequence[Path]) -> Listing:
 
 
 def with_channels(x: np.ndarray, name: str) -> np.ndarray:
-    """Return uint8 images as [n, C, H, W], from [n, H, W] or with 1 or 3 channels first or last."""
+    """Return uint8 images as [n, C, H, W], from [n, H, W] or with 1 or 3 channels first or last.
+
+    ``name`` is what the array is called in the error for any other type or shape.
+    """
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in (1, 3):

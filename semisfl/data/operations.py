@@ -1,6 +1,7 @@
 """The fourteen operations of strong augmentation: (images, signed level of each) -> images.
 
-Each gives the same result as Pillow, on whole batches, without waiting for the device.
+Images are uint8 [n, C, H, W]; levels are int8 [n] from -9 to 9 without 0, and operations without a direction
+ignore the sign. Each operation gives the same result as Pillow, on whole batches, without waiting for the device.
 """
 
 import math
@@ -20,6 +21,7 @@ TABLE_PIXELS = 2**16
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array as a tensor on a device, copied without waiting."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
@@ -51,6 +53,7 @@ def _look_up(tables: Tensor, images: Tensor) -> Tensor:
 
 
 def _autocontrast(images: Tensor, levels: np.ndarray) -> Tensor:
+    """Stretch each channel's values to 0..255."""
     pixels = images.flatten(2)
     low = pixels.amin(2, keepdim=True).double()
     span = pixels.amax(2, keepdim=True).double() - low
@@ -65,6 +68,7 @@ def _autocontrast(images: Tensor, levels: np.ndarray) -> Tensor:
 
 
 def _equalize(images: Tensor, levels: np.ndarray) -> Tensor:
+    """Give each channel a uniform histogram."""
     pixels = images.flatten(2)
     one = torch.ones((), dtype=torch.int32, device=images.device).expand(pixels.shape)
     counts = torch.zeros(*pixels.shape[:2], 256, dtype=torch.int32, device=images.device)
@@ -111,17 +115,20 @@ def _sharpness(images: Tensor, levels: np.ndarray) -> Tensor:
 
 
 def _posterize(images: Tensor, levels: np.ndarray) -> Tensor:
+    """Keep the highest bits of a value: 4 at level 1, up to 7 at level 9."""
     dropped = 4 - np.abs(levels.astype(np.int64)) * 4 // 10
     return images & _per_image((0xFF << dropped & 0xFF).astype(np.uint8), images)
 
 
 def _solarize(images: Tensor, levels: np.ndarray) -> Tensor:
+    """Invert values from a threshold on, which falls with the level."""
     thresholds = 256 - np.abs(levels.astype(np.int64)) * 256 // 10
     bright = images >= _per_image(thresholds.astype(np.uint8), images)
     return images ^ bright.view(torch.uint8).neg()  # 255 - x where bright; faster than `where`
 
 
 def _rotate(level: int, height: int, width: int) -> tuple[float, ...]:
+    """Rotate by 3 degrees per level around the centre of the image."""
     angle = -math.radians(3 * level % 360)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = width / 2, height / 2
@@ -129,6 +136,7 @@ def _rotate(level: int, height: int, width: int) -> tuple[float, ...]:
 
 
 def _shear_x(level: int, height: int, width: int) -> tuple[float, ...]:
+    """Move every row sideways, by 0.03 pixels per level and row from the top."""
     return 1, 0.03 * level, 0, 0, 1, 0
 
 
@@ -137,6 +145,7 @@ def _shear_y(level: int, height: int, width: int) -> tuple[float, ...]:
 
 
 def _translate_x(level: int, height: int, width: int) -> tuple[float, ...]:
+    """Move by 3 % of the width per level, in whole pixels."""
     return 1, 0, int(math.copysign(3 * abs(level) * width // 100, level)), 0, 1, 0
 
 
@@ -178,6 +187,8 @@ def _sources(
 
 
 def _affine(matrix: Matrix) -> "Operation":
+    """Return the operation that moves every pixel as ``matrix`` says for its image's level."""
+
     def apply(images: Tensor, levels: np.ndarray) -> Tensor:
         height, width = images.shape[2:]
         if height * width > TABLE_PIXELS:

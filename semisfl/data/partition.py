@@ -123,11 +123,19 @@ def split(
 ) -> Partition:
     """Return a partition; images of unknown label (-1) go to clients only, ``validation`` to nobody.
 
-    ``served``: the first so many images are the server's alone, labelled or unused; clients get
-    the others.
+    Args:
+        labels: int64 [n] of all training images.
+        labeled: how many labelled images the server gets, |D_l|.
+        clients: the number of clients, N.
+        kind: equal shares of every class (iid), or shares drawn from Dir(alpha).
+        alpha: the concentration; smaller is more uneven.
+        seed: the run's seed.
+        classes: the number of classes.
+        served: the first so many images are the server's alone, labelled or unused; clients get the others.
+        validation: indices of images that nobody trains on.
 
-    The labelled images depend on ``seed`` and ``labeled`` alone, not on the number of clients or
-    the skew, so that runs which differ in those have the same labels.
+    The labelled images depend on ``seed`` and ``labeled`` alone, not on the number of clients or the skew, so that
+    runs which differ in those have the same labels. Raises ValueError if there are too few images.
     """
     labels = np.array(labels, dtype=np.int64)
     labels[validation] = SET_ASIDE
@@ -264,6 +272,7 @@ def _apportion(counts: np.ndarray, total: int) -> np.ndarray:
 
 
 def _fill_empty(held: list[np.ndarray]) -> None:
+    """Give a client without images one of the largest client's, in place."""
     for client, rows in enumerate(held):
         if not rows.size:
             largest = max(range(len(held)), key=lambda other: held[other].size)

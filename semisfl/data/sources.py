@@ -70,7 +70,7 @@ def _named(entry: NamedData, size: int | None, like: Dataset | None, cache: Path
 
 
 def _in_environment(name: str, subset: str | None = None) -> Source | None:
-    """Return what ``$SEMISFL_DATA`` holds under a name, or itself if it has that name."""
+    """Return what ``$SEMISFL_DATA`` holds under a name, or itself if it has that name; None if it holds nothing."""
     place = os.environ.get("SEMISFL_DATA")
     if not place:
         return None

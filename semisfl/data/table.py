@@ -19,7 +19,10 @@ COLUMNS = ("path", "label", "split", "client")
 
 
 def source(file: Path) -> Source:
-    """Return the images that a CSV file lists; every line is checked before any image is read."""
+    """Return the images that a CSV file lists; every line is checked before any image is read.
+
+    Raises ValueError with the number of the first line that makes no sense.
+    """
     lines = _lines(file)
     # Training images first, then test images; within each the file's order.
     lines.sort(key=lambda line: line["split"] == "test")
@@ -63,6 +66,7 @@ def _lines(file: Path) -> list[dict[str, str]]:
 
 
 def _line(file: Path, number: int, values: Mapping[str | None, str | None]) -> dict[str, str]:
+    """Return one line's texts by column; raise ValueError if it names no file or contradicts itself."""
     line = {column: (values.get(column) or "").strip() for column in COLUMNS}
     line["label"] = class_name(line["label"])
     where = f"{file}, line {number}"

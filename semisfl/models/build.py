@@ -73,9 +73,10 @@ def build(
 
 
 def widest_head(model: str | Sequence[Layer], shape: Shape) -> int:
-    """Return the most features for which the head is as wide as its input.
+    """Return the most features d for which the head is as wide as its input.
 
-    That is the paper's limit for a named model at the image size it was published for.
+    That is the paper's limit for a named model at the image size it was published for, and narrow elsewhere: a head
+    of d x d weights would take most of the memory.
     """
     published = isinstance(model, str) and MODELS[model].shape == shape
     return WIDEST_HEAD if published else NARROW_HEAD

@@ -26,7 +26,10 @@ _GLOBAL_NUMBERS = RLock()
 
 
 def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
-    """Return the shape of one image's output, by passing zeros through in eval mode."""
+    """Return the shape of one image's output without the batch axis, by passing zeros through in eval mode.
+
+    ``shape``: channels, height and width of an image.
+    """
     mode = module.training
     module.eval()
     like = next(module.parameters(), torch.empty(0))
@@ -88,7 +91,11 @@ def own_copy(model: Own, shape: Shape) -> nn.Sequential:
 
 
 def digest_of(model: nn.Module) -> str:
-    """Return a short digest of a module's parts: their classes, code, plain attributes and shapes, not their weights."""
+    """Return a short digest of a module's parts: their classes, code, plain attributes and shapes, not their weights.
+
+    Two modules with one digest compute the same function of their weights, as far as this can be seen; another
+    version of Python may give the same code another digest.
+    """
     digest = hashlib.sha256()
     for name, part in model.named_modules(remove_duplicate=False):
         tensors = part._parameters | part._buffers
@@ -180,7 +187,7 @@ def _output(module: nn.Module, images: Tensor, training: bool) -> Tensor:
 def globally_seeded(seed: int) -> Iterator[None]:
     """Seed torch's global random numbers, from which modules draw their first weights, and restore them after.
 
-    One thread at a time: a program may train several runs side by side.
+    One thread at a time: a program may train several runs side by side, and the global numbers are one for all.
     """
     with _GLOBAL_NUMBERS, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

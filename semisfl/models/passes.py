@@ -47,8 +47,8 @@ def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
     """Return ``model`` of ``images`` with other ``weights``; the model keeps its own.
 
-    They are named as in ``named_parameters`` and ``named_buffers``. Layers that share one have the
-    same new one. `functional_call` would not give its own back to a layer that is used twice.
+    They are named as in ``named_parameters`` and ``named_buffers``; those that are left out are the model's. Layers
+    that share one have the same new one. `functional_call` would not give its own back to a layer that is used twice.
     """
     own = (*model.named_parameters(), *model.named_buffers())
     new = {id(tensor): weights[name] for name, tensor in own if name in weights}

@@ -94,6 +94,7 @@ def _place(layers: Sequence[Layer], takes: Sides, where: str) -> list[Placed]:
 
 
 def _place_one(name: str, layer: Layer, takes: Sides, where: str) -> Placed:
+    """Return one layer on its input; errors get its place in the table."""
     if isinstance(layer, ResidualBlock):
         return _place_residual(name, layer, takes, where)
     try:

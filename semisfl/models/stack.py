@@ -269,7 +269,7 @@ class Stack:
         return {name: tensor[slot] for name, tensor in self.tensors.items()}
 
     def mean(self) -> State:
-        """Return the plain mean over the slots, Eq. (8) of the paper; integer counters are averaged and truncated."""
+        """Return the plain mean over the slots, with which a round ends; integer counters are averaged and truncated."""
         return {name: mean_of_rows(tensor) for name, tensor in self.tensors.items()}
 
     def follow(self, other: "Stack", decay: Tensor) -> None:

@@ -125,7 +125,10 @@ def _head() -> list[Layer]:
 
 
 def resnet18() -> list[Layer]:
-    """Return the network of He et al. 2016 in the form used for 32 x 32 pixels: a 3 x 3 stem, no pooling after it."""
+    """Return the network of He et al. 2016 in the form used for 32 x 32 pixels: a 3 x 3 stem, no pooling after it.
+
+    Four groups of two blocks; the first block of a group halves the picture and doubles the width.
+    """
     layers: list[Layer] = [_conv3(1, 64), BatchNorm(name="bn1"), Relu(name="relu1")]
     for group, width in enumerate((64, 128, 256, 512), start=1):
         for number in (1, 2):

@@ -1,4 +1,7 @@
-"""Write counts and bytes in words."""
+"""Write counts and bytes in words.
+
+Units are decimal: 1 kB is 1,000 bytes.
+"""
 
 
 def counted(count: int, noun: str) -> str:
@@ -7,7 +10,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def amount(size: float) -> str:
-    """Return bytes with a unit and three digits: ``1.23 kB``."""
+    """Return bytes with a unit and three digits: ``1.23 kB``, ``999 MB``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
             break

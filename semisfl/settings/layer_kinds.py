@@ -182,7 +182,10 @@ _TABLE: TypeAdapter[tuple[Layer, ...]] = TypeAdapter(Layers)
 
 
 def parse_layers(values: Any) -> tuple[Layer, ...]:
-    """Return a checked table from plain values; raise ValueError with one line that names a mistake's place."""
+    """Return a checked table from plain values, or from layers.
+
+    Raises ValueError with one line that names a mistake's place, for example ``model.layers[2].conv.channels``.
+    """
     try:
         return _TABLE.validate_python(values)
     except ValidationError as error:

@@ -223,7 +223,10 @@ def stricter(own: DevicePolicy, run_policy: Policy) -> DevicePolicy:
 
 
 def row_bits(values: int, noise: float) -> float:
-    """Return the most bits that a row of ``values`` carries, with ``noise`` in units of its largest norm."""
+    """Return the most bits that a row of ``values`` numbers carries.
+
+    ``noise``: the deviation of the noise on each number, in units of the row's largest norm; 0: no bound (inf).
+    """
     if values == 0:
         return 0.0
     # A product may become inf where a power would raise an error, or 0.
@@ -232,12 +235,12 @@ def row_bits(values: int, noise: float) -> float:
 
 
 def feature_bits(policy: Policy, features: int) -> float:
-    """Return the most bits that one row of ``features`` values carries under a policy."""
+    """Return the most bits that one row of ``features`` numbers carries under a policy's clip and noise."""
     return row_bits(features, policy.noise if policy.clip is not None else 0.0)
 
 
 def upload_bits(policy: Policy, weights: int) -> float:
-    """Return the most bits that a bottom of ``weights`` values carries: all of them are one row."""
+    """Return the most bits that an uploaded bottom of ``weights`` numbers carries: all of them are one row."""
     return row_bits(weights, policy.update_noise if policy.update_clip is not None else 0.0)
 
 

@@ -227,7 +227,10 @@ def completed(name: str, values: Values) -> Values:
 
 
 def default_for(data: str | None) -> str:
-    """Return the preset for images that a user names: ``images`` for a path, ``digits`` otherwise."""
+    """Return the preset for images that a user names by ``data``: ``images`` for a path, else ``digits``.
+
+    ``data`` is a path, the name of a data set, or None.
+    """
     return "digits" if data is None or lookup.data(data) else "images"
 
 

@@ -201,7 +201,7 @@ class TeacherConfig(Section):
 
 
 class ControllerConfig(Section):
-    """``[controller]``: how the number of supervised steps K_s follows the two losses (Section V of the paper)."""
+    """``[controller]``: how the number of supervised steps K_s follows the two losses (Eq. (8) of the paper)."""
 
     kind: Literal["normalised", "raw", "fixed"] = Field(
         "normalised",
