@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
@@ -239,25 +239,9 @@ PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec little is safe
 
 
-class Pool(Protocol):
-    """A place that executes runs."""
-
-    def has_room(self) -> bool: ...
-
-    def start(self, job: Job) -> None: ...
-
-    def ended(self) -> Mapping[Path, Exception | None]:
-        """Return the runs that ended since the last call, with their errors: `Taken` if another process has one."""
-        ...
-
-    def stop(self) -> None:
-        """End the active runs; they can be continued."""
-        ...
-
-
 def run_in_pool(
     jobs: Sequence[Job],
-    pool: Pool,
+    pool: "Pool",
     stop: StopFlag,
     tell: Callable[[int, int, int, int], None],
     leave: Callable[[Path], None] | None = None,
@@ -360,6 +344,7 @@ class Processes:
         return ["run", str(file), "--out", str(job.path), *common]
 
     def ended(self) -> Mapping[Path, Exception | None]:
+        """Return the runs that ended since the last call, with their errors: `Taken` if another process has one."""
         ended: dict[Path, Exception | None] = {}
         for path, (job, process, errors) in list(self._running.items()):
             code = process.poll()
@@ -380,6 +365,7 @@ class Processes:
         return ended
 
     def stop(self) -> None:
+        """End the active runs; they can be continued."""
         for _, process, _ in self._running.values():
             process.terminate()
         for _, process, _ in self._running.values():
@@ -399,14 +385,7 @@ class RayPool:
         self._ray, self._device = ray, device
         if not ray.is_initialized():
             dashboard = False if address is None else None
-            try:
-                ray.init(address, log_to_driver=False, include_dashboard=dashboard)
-            except Exception as error:  # of many classes, with texts for Ray's own users
-                raise ConfigError(
-                    "Ray does not start on this machine; --debug shows its reason, --jobs needs no Ray"
-                    if address is None
-                    else f"no Ray cluster answers at {address!r}; give HOST:PORT of one, or auto, or use --engine ray"
-                ) from error
+            ray.init(address, log_to_driver=False, include_dashboard=dashboard)
         gpus = 1 / share if ray.cluster_resources().get("GPU", 0) else 0
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RAY_ATTEMPTS - 1)
         self._train = remote(train_one)
@@ -450,3 +429,7 @@ def train_one(values: dict[str, Any], path: str, device: str) -> None:
     if job.status != "finished":
         with job.prepare(device=device) as run:
             run.go()
+
+
+Pool = Processes | RayPool
+"""A place that executes runs."""

@@ -57,7 +57,6 @@ class RunDirectory:
         self._unsaved: set[str] = set()
         self.latest_round: int | None = None
         """The round of the good checkpoint ``latest``; None: there is none, or it was not checked."""
-        self._made: list[Path] = []
         self._before: set[Path] | None = None
         self._lock: int | None = None
 
@@ -107,10 +106,6 @@ class RunDirectory:
                 )
 
     def _fill(self, run_config: Config, holdings: Holdings | None, device: str) -> None:
-        for folder in (self.path, *self.path.parents):
-            if folder.exists():
-                break
-            self._made.append(folder)
         # Weights and the names of devices are for the owner alone.
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         present = set(self.path.iterdir())
@@ -129,9 +124,8 @@ class RunDirectory:
         if self._before is not None:
             for file in set(self.path.iterdir()) - self._before:
                 file.unlink()
-        for folder in self._made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            with contextlib.suppress(OSError):  # it was there before, with other files
+                self.path.rmdir()
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":

@@ -23,7 +23,7 @@ from semisfl.methods.base import Method, Setup
 from semisfl.metrics import RoundMetrics
 from semisfl.models.build import build_model, check_same, with_layers_of
 from semisfl.models.own import Own, own_copy, stages_of
-from semisfl.runs.portable import Description, answering_weights, data_digest, describe
+from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.runs.pretrained import start_from
 from semisfl.runs.run_data import (
     check_clients,
@@ -36,7 +36,6 @@ from semisfl.runs.run_data import (
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, capped
-from semisfl.settings.counts import counted
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -160,12 +159,6 @@ def fleet_setup(
     if not elsewhere:
         # More would only show images twice in a step. All clients of a step have batches of one size.
         most = max(map(len, partition.clients))
-        if config.clients.batch > most:
-            log.warning(
-                "clients.batch = %d is more than any client holds: batches have %s",
-                config.clients.batch,
-                counted(most, "image"),
-            )
         config = capped(config, most)
     return FleetSetup(
         config,
@@ -242,8 +235,9 @@ def assemble(
         images, labels = chosen(data, partition.validation)
         validation = images.to(hardware.device), labels.to(hardware.device)
     holdings = count(partition, data.labels.numpy(), data.classes)
+    described = describe(config, data, partition, network_name, own)
     if partition.clients:
-        holdings = replace(holdings, images=data_digest(data))
+        holdings = replace(holdings, images=described.digests["images"])
     return Experiment(
         config,
         method,
@@ -254,6 +248,6 @@ def assemble(
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
         validation,
-        describe(config, data, partition, network_name, own),
+        described,
         holdings,
     )

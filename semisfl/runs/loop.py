@@ -92,7 +92,6 @@ def run_rounds(
         if first < config.rounds:
             log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
         try:
-            rounds.test_if_limit_is_met()
             while not rounds.ended:
                 metrics = rounds.attempt()
                 if metrics is None:
@@ -230,23 +229,6 @@ class Rounds:
         limit = self._limit_after(metrics)
         metrics = replace(metrics, stopped_by=limit, warnings=warnings or None)
         return self._with_test_accuracy(metrics) if at_end or limit else metrics
-
-    def test_if_limit_is_met(self) -> None:
-        """Test a resumed run that ends at once because it meets a new limit, as the end of any run is tested."""
-        done = self.next >= self._experiment.config.rounds
-        if self.limit is None or done or "stopped_by" in self._history[-1]:
-            return
-        metrics = replace(RoundMetrics.from_dict(self._history[-1]), stopped_by=self.limit)
-        if metrics.accuracy is None:
-            metrics = self._judged(metrics)
-        metrics = self._with_test_accuracy(metrics)
-        self.next -= 1
-        if self._directory is not None:
-            self._directory.keep_metrics_before(self.next)
-        del self._history[-1]
-        self.standing = Standing.after(map(RoundMetrics.from_dict, self._history))
-        self.keep(metrics)
-        self._write(self._state())
 
     def _judged(self, metrics: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()

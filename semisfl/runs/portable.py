@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
@@ -33,7 +31,7 @@ PARTS = ("bottom", "top")
 DIGESTS = {
     "labeled": "labelled images",
     "judged": "images that rounds are judged on",
-    "clients": "clients' images",
+    "images": "training and test images",
 }
 """Names of the `Description.digests` for messages."""
 MOST_HASHED = 1 << 26
@@ -79,7 +77,7 @@ class Description:
     digests: dict[str, str] = field(default_factory=dict)
     """SHA-256 of pixels and labels: of the ``labeled`` images, and of those that ``accuracy`` is ``judged`` on.
 
-    `_client_digest` makes that of the images of simulated ``clients``.
+    That of all ``images`` covers evenly spaced pixels of a large set.
     """
 
     def as_dict(self) -> dict[str, Any]:
@@ -134,7 +132,7 @@ def describe(
         digests={
             "labeled": _digest(*chosen(data, partition.labeled)),
             "judged": _digest(*judged),
-            **({"clients": _client_digest(data, partition)} if partition.clients else {}),
+            "images": data_digest(data),
         },
     )
 
@@ -145,14 +143,6 @@ def _digest(images: Tensor, labels: Tensor) -> str:
     for tensor in (images, labels):
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
-
-
-def _client_digest(data: Dataset, partition: Partition) -> str:
-    """Return the SHA-256 of who holds which images, and of their pixels: of many, evenly spaced ones."""
-    held = torch.from_numpy(np.concatenate(partition.clients))
-    pixels = _digest(data.images[held[:: _stride(len(held), data.images)]], held)
-    sizes = [len(images) for images in partition.clients]
-    return hashlib.sha256(f"{sizes} {pixels}".encode()).hexdigest()
 
 
 def data_digest(data: Dataset) -> str:

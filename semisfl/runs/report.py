@@ -232,7 +232,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 def _fair(name: str, differs: Mapping[str, str], runs: list[Run]) -> Group:
     """Return a group with one run per seed: the finished runs.
 
-    If none is finished, it has all tested runs up to the last round in which all of them were tested.
+    If none is finished, it has the run that got furthest.
     """
     best: dict[object, Run] = {}
     for run in sorted(runs, key=lambda run: (not run.tested, not run.finished, -len(run.tested))):
@@ -240,7 +240,11 @@ def _fair(name: str, differs: Mapping[str, str], runs: list[Run]) -> Group:
     again = [run for run in runs if run is not best[run.seed]]
     once = [run for run in runs if run is best[run.seed]]
     finished = [run for run in once if run.finished and run.tested]
-    used = finished or _up_to_the_same(once)
+    used = finished
+    if not finished:
+        furthest = max(once, key=lambda run: len(run.tested))
+        tested = [one for one in furthest.rounds if one.round <= furthest.tested[-1].round]
+        used = [replace(furthest, rounds=tested)]
     paths = {run.path for run in used}
     begun = [run for run in once if run.path not in paths]
     limited = [run for run in finished if not run.complete and not run.diverged]
@@ -262,17 +266,6 @@ def _fair(name: str, differs: Mapping[str, str], runs: list[Run]) -> Group:
     if not finished:
         remarks.append(f"no run is finished; numbers are those after {used[0].progress}")
     return Group(name, used, differs, [*again, *begun], "; ".join(remarks), bool(finished))
-
-
-def _up_to_the_same(runs: Sequence[Run]) -> list[Run]:
-    """Cut runs after the last round in which all were tested; without one, return the run that got furthest."""
-    tested = [run for run in runs if run.tested]
-    common = set.intersection(*({metrics.round for metrics in run.tested} for run in tested))
-    if not common:
-        tested = [max(tested, key=lambda run: run.tested[-1].round)]
-        common = {tested[0].tested[-1].round}
-    last = max(common)
-    return [replace(run, rounds=[one for one in run.rounds if one.round <= last]) for run in tested]
 
 
 # --- summaries -------------------------------------------------------------------------------------
@@ -420,15 +413,10 @@ class Difference:
 
 
 def differences(groups: Sequence[Group]) -> list[Difference]:
-    """Return the difference of every two groups that share a seed and are judged on the same images.
-
-    A group without a finished run is compared only with groups that got as far.
-    """
+    """Return the difference of every two finished groups that share a seed and are judged on the same images."""
     pairs = []
     for first, second in combinations(groups, 2):
-        same_images = _images(first) == _images(second)
-        finished = first.finished and second.finished
-        if not same_images or not (finished or _last_round(first) == _last_round(second)):
+        if _images(first) != _images(second) or not (first.finished and second.finished):
             continue
         last = [run.tested[-1] for run in (*first.runs, *second.runs)]
         on_test = all(metrics.test_accuracy is not None for metrics in last)
@@ -451,10 +439,6 @@ def _images(group: Group) -> tuple[str, str]:
     return group.judged_on, Path(group.runs[0].config.get("data", {}).get("name", "")).name
 
 
-def _last_round(group: Group) -> int:
-    return max(run.tested[-1].round for run in group.runs)
-
-
 def _by_seed(group: Group, on_test: bool) -> dict[object, float]:
     """Return the accuracy of the last test by seed; ``on_test``: that on the test set, not on validation images."""
     values = {}
@@ -471,12 +455,7 @@ def quantile(freedom: int) -> float:
     if freedom <= len(QUANTILES):
         return QUANTILES[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 # --- tables in files -----------------------------------------------------------------------------

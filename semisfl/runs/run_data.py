@@ -47,15 +47,8 @@ def check_simulated(config: Config) -> None:
 def as_passed(config: Config, data: Dataset | None, partition: Partition | None) -> Config:
     """Return ``config`` with the name of the images and the number of labelled ones that a program passes.
 
-    A path of images of that name stays. Images of another size than the configured one are refused: passed
-    images are not resized.
+    A path of images of that name stays.
     """
-    side = config.data.size
-    if data is not None and side is not None and data.shape[1:] != (side, side):
-        height, width = data.shape[1:]
-        raise ConfigError(
-            f"data.size = {side}, but the images passed have {height}x{width} pixels; resize them, or leave data.size out"
-        )
     if partition is not None:
         own = config.data.partition.model_copy(update={"kind": "own"})
         passed = config.data.model_copy(

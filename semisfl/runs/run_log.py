@@ -19,9 +19,6 @@ MOST = 1000
 _LOGGER = logging.getLogger("semisfl")
 _logs: dict[int, "_RunLog"] = {}
 """The log of each thread that is busy with a run."""
-_level = logging.NOTSET
-"""The logger's level before the first of these runs."""
-_lock = threading.Lock()
 
 
 class _RunLog(logging.Handler):
@@ -69,25 +66,19 @@ class _LogFile(logging.FileHandler):
 @contextmanager
 def collected() -> Iterator[_RunLog]:
     """Collect what is logged in this thread, until a run that starts inside the block takes it."""
-    global _level
     thread = threading.get_ident()
     if thread in _logs:
         yield _logs[thread]
         return
-    with _lock:
-        if not _logs:
-            _level = _LOGGER.level
-            if not _LOGGER.isEnabledFor(logging.INFO):
-                _LOGGER.setLevel(logging.INFO)
-        _logs[thread] = _RunLog()
-    _LOGGER.addHandler(_logs[thread])
+    if not _LOGGER.isEnabledFor(logging.INFO):
+        _LOGGER.setLevel(logging.INFO)
+    log = _logs[thread] = _RunLog()
+    _LOGGER.addHandler(log)
     try:
-        yield _logs[thread]
+        yield log
     finally:
-        with _lock:
-            _LOGGER.removeHandler(_logs.pop(thread))
-            if not _logs:
-                _LOGGER.setLevel(_level)
+        _LOGGER.removeHandler(log)
+        del _logs[thread]
 
 
 @contextmanager

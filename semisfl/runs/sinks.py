@@ -77,18 +77,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Observed:
+class Observed(Sink):
     """Call a function of the user with the plain values of each round; an exception in it ends the run."""
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
 
-    def start(self, run: RunInfo) -> None: ...
-
     def write(self, metrics: RoundMetrics) -> None:
         self._observe(metrics.as_dict())
-
-    def close(self) -> None: ...
 
 
 class Guarded:

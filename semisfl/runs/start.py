@@ -34,9 +34,6 @@ from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
 
-_THREADS: list[int] = []
-"""torch's number of threads in each run of this program that is under way."""
-
 
 class PreparedRun:
     """A run whose data, model and clients are ready."""
@@ -176,14 +173,9 @@ def _where_clients_live(config: Config, network: NetworkOptions | None) -> Confi
 
 @contextmanager
 def usual_modes() -> Iterator[None]:
-    """Train in torch's usual modes, whatever the caller has set: float32, with gradients, on the CPU, all threads."""
-    # A run sets one thread while its clients have a core each, and torch gives that number to every Python thread
-    # that begins meanwhile.
-    if torch.get_num_threads() == 1 and _THREADS:
-        torch.set_num_threads(max(_THREADS))
-    threads, kind = torch.get_num_threads(), torch.get_default_dtype()
+    """Train in torch's usual modes, whatever the caller has set: float32, with gradients, on the CPU."""
+    kind = torch.get_default_dtype()
     elsewhere = torch.get_default_device().type != "cpu"
-    _THREADS.append(threads)
     torch.set_default_dtype(torch.float32)
     try:
         with (
@@ -194,7 +186,6 @@ def usual_modes() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(kind)
-        _THREADS.remove(threads)
 
 
 def serve_rank(ranks: Ranks, device: str, stop: StopFlag) -> None:

@@ -210,4 +210,4 @@ def test_a_disk_that_is_full_from_the_start_leaves_nothing(labeled: Path) -> Non
     server = start(*words, largest_file=100)
     _, err = server.communicate(timeout=300)
     assert server.returncode == 2 and "cannot write to runs/out: File too large" in err
-    assert not Path("runs").exists()
+    assert not Path("runs/out").exists()

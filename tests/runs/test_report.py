@@ -149,21 +149,6 @@ def test_an_unfinished_seed_is_left_out_of_the_mean_with_a_note(tmp_path: Path) 
     assert plots._legend(group) == "SemiSFL (2 seeds)"
 
 
-def test_unfinished_seeds_are_compared_after_the_last_round_that_all_were_tested_in(
-    tmp_path: Path,
-) -> None:
-    write_run(tmp_path / "a", [None, 30.0, None, 60.0, None], rounds=9)
-    write_run(tmp_path / "b", [None, 40.0, None], rounds=9, seed=1)
-    write_run(tmp_path / "c", [None], rounds=9, seed=2)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
-    summary = report.summarise(group)
-    assert (summary.accuracy.mean, summary.best.mean, summary.rounds) == (35.0, 35.0, 2)
-    assert (summary.bytes, summary.seconds) == (200, 4.0)
-    assert "1 of 3 runs left out as unfinished" in summary.remark
-    assert "no run is finished; numbers are those after round 2 of 9" in summary.remark
-    assert plots._legend(group) == "SemiSFL (2 seeds, unfinished)"
-
-
 def test_a_group_without_a_tested_round_is_noted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,23 +276,15 @@ def test_rounds_that_are_no_number_are_named(tmp_path: Path) -> None:
         report.read_run(tmp_path / "r")
 
 
-def test_unfinished_runs_are_compared_where_all_were_tested(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [None, 20.0, None, 40.0, None, 60.0], rounds=9)
-    write_run(tmp_path / "b", [None, None, None, 45.0, None, None, None, 80.0], rounds=9, seed=1)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
-    assert report.summarise(group).accuracy.mean == 42.5
-    assert "after round 4 of 9" in group.remark
-
-
-def test_of_unfinished_runs_that_no_round_was_tested_in_together_the_furthest_counts(
-    tmp_path: Path,
-) -> None:
+def test_of_unfinished_runs_the_furthest_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [10.0, None, None], rounds=9)
-    write_run(tmp_path / "b", [None, None, 45.0, None], rounds=9, seed=1)
+    write_run(tmp_path / "b", [40.0, None, 45.0, None], rounds=9, seed=1)
     (group,) = report.group_runs(report.find_runs([tmp_path]))
     assert [run.path.name for run in group.runs] == ["b"]
     assert [run.path.name for run in group.left_out] == ["a"]
     assert report.summarise(group).accuracy.mean == 45.0
+    assert "no run is finished; numbers are those after round 3 of 9" in group.remark
+    assert plots._legend(group) == "SemiSFL (unfinished)"
 
 
 def test_seeds_on_other_images_are_not_averaged(tmp_path: Path) -> None:

@@ -488,11 +488,7 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
         ConfigError, match="the labelled images are not those that the run began with"
     ):
         resume(tmp_path / "run", data=inverted, device="cpu")
-    dealt = divide(small("rounds=1"), DATA)
-    turned = replace(dealt, clients=dealt.clients[::-1])
-    with pytest.raises(ConfigError, match="the clients' images are not those"):
-        resume(tmp_path / "run", data=DATA, partition=turned, device="cpu")
-    resume(tmp_path / "run", data=DATA, partition=dealt, device="cpu")
+    resume(tmp_path / "run", data=DATA, partition=divide(small("rounds=1"), DATA), device="cpu")
 
 
 def test_a_server_goes_on_with_more_labels_and_a_warning(

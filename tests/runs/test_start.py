@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -70,16 +69,6 @@ def test_a_run_records_the_images_that_were_passed(
     config = tiny(rounds=1, data={"name": configured})
     train(config, data=data, partition=partition, device="cpu", out=tmp_path / "run")
     assert RunDirectory.open(tmp_path / "run").config().data.name == recorded
-
-
-def test_images_that_were_passed_are_not_resized(tmp_path: Path) -> None:
-    data, partition = toy_data()
-    with pytest.raises(
-        ConfigError, match=r"data.size = 32, but the images passed have 16x16 pixels"
-    ):
-        train(tiny(data={"size": 32}), data=data, partition=partition, device="cpu")
-    config = tiny(rounds=1, data={"size": SIDE})
-    assert train(config, data=data, partition=partition, device="cpu").rounds
 
 
 def test_a_run_records_that_its_images_were_divided_by_a_program(tmp_path: Path) -> None:
@@ -193,14 +182,14 @@ def test_labels_are_looked_for_before_a_directory_is_made(
 
 def test_a_failure_between_the_directory_and_the_first_round_is_undone(tmp_path: Path) -> None:
     data, partition = toy_data(2)
-    place = tmp_path / "new" / "run"
+    place = tmp_path / "run"
     with (
         pytest.raises(RuntimeError, match="no paper"),
         start.begin(tiny(2), data=data, partition=partition, device="cpu", out=place),
     ):
         (place / "partition.png").write_bytes(b"half a picture")
         raise RuntimeError("no paper")
-    assert not (tmp_path / "new").exists()
+    assert not place.exists()
 
 
 def test_a_network_run_wants_its_own_command(tmp_path: Path) -> None:
@@ -256,34 +245,6 @@ def test_a_checkpoint_that_was_read_is_not_kept_in_use(tmp_path: Path) -> None:
     state = checkpoint.read(tmp_path / "latest.safetensors")
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     assert torch.equal(state["weights"]["a"], torch.arange(100_000))
-
-
-def test_a_run_that_begins_beside_another_one_has_as_many_threads() -> None:
-    """torch gives a new thread the number that another one set last: 1 while clients have a core each."""
-    images = dict(zip(("data", "partition"), toy_data(2), strict=True))
-    numbers: list[int] = []
-
-    def beside() -> None:
-        numbers.append(torch.get_num_threads())
-        observe = lambda metrics: numbers.append(torch.get_num_threads())  # noqa: E731
-        train(tiny(2, rounds=1), device="cpu", observe=observe, **images)
-
-    def first(metrics: object) -> None:
-        for call in (lambda: torch.set_num_threads(1), beside):
-            thread = Thread(target=call)
-            thread.start()
-            thread.join()
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        train(tiny(2, rounds=1), device="cpu", observe=first, **images)
-        assert numbers == [1, 3]
-        numbers.clear()
-        first(None)  # no other run: one thread is what the program wants
-        assert numbers == [1, 1]
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_number_of_threads_is_recorded_and_another_one_warned_of(

@@ -204,23 +204,6 @@ class EndsAtOnce(Callback):
         return True
 
 
-def test_a_limit_that_is_met_when_a_run_is_resumed_ends_it_with_a_test(tmp_path: Path) -> None:
-    own: dict[str, Any] = {"data": toy.dataset(), "model": toy.network(), "device": "cpu"}
-    settings = config("runtime.evaluate_every=3")
-    first = train(settings, out=tmp_path / "run", callbacks=[EndsAtOnce()], **own)
-    assert first.stopped and first.test_accuracy is None and "accuracy" not in first.rounds[-1]
-    ended = resume(tmp_path / "run", settings=["stop.hours=1e-9"], **own)
-    assert len(ended.rounds) == len(first.rounds) and ended.stopped_by == "hours"
-    assert ended.test_accuracy == pytest.approx(share_right(ended.model, toy.dataset(), None))
-    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["test_accuracy"] == ended.test_accuracy
-    assert json.loads(line)["accuracy"] == ended.accuracy
-    described = card(load(tmp_path / "run" / "latest.safetensors"))
-    assert f"{ended.test_accuracy:.1f} % of the test images" in described
-    again = resume(tmp_path / "run", **own)
-    assert again.rounds == ended.rounds, "tested once"
-
-
 def test_judging_changes_nothing_of_the_training() -> None:
     plain = run_rounds(toy.assemble("semisfl", "rounds=2")).rounds
     judged = toy.assemble("semisfl", "rounds=2")
