@@ -133,7 +133,7 @@ def digits(
         changes |= {"model": {"layers": layers}, "runtime": {"evaluate_every": 24}}
     if rounds is not None:
         changes |= {"rounds": rounds, "runtime": {"evaluate_every": rounds}}
-    return parse(presets.served(presets.merge(values, changes)))
+    return parse(presets.limit_influence(presets.merge(values, changes)))
 
 
 def attacked_run(

@@ -13,7 +13,7 @@ import typer
 
 from semisfl.cli import output
 from semisfl.cli.options import Json
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 Directory = Annotated[Path, typer.Option("--dir", help="Folder of the authority and its keys.")]
 """The folder of the authority: its key, issued.txt, revoked.txt and the folders of devices."""
@@ -117,7 +117,7 @@ def revoke(
         print(f"nothing to do: the certificate {revoked} is in {directory / 'revoked.txt'} already")
         return
     print(
-        f"revoked {counted(count, 'certificate')} {revoked}; a server that reads {directory / 'revoked.txt'} obeys"
+        f"revoked {plural(count, 'certificate')} {revoked}; a server that reads {directory / 'revoked.txt'} obeys"
         " at once; copy that file to any other server"
     )
 

@@ -39,7 +39,7 @@ from semisfl.cli.options import (
 from semisfl.cli.signals import StopSignals
 from semisfl.cli.use_model import Csv, Cut, Top, cut_at, open_model, print_predictions
 from semisfl.files import read_json
-from semisfl.settings.counts import amount, counted
+from semisfl.settings.counts import amount, plural
 
 if TYPE_CHECKING:
     from semisfl.fleet.setup import NetworkOptions
@@ -111,7 +111,7 @@ def serve(
         options = RunDirectory.open(resume).changed(settings or [])
     else:
         preset = chosen_preset(preset, settings, str(labeled), quiet=quiet)
-        options = config.parse(presets.served(values_of(preset, settings)))
+        options = config.parse(presets.limit_influence(values_of(preset, settings)))
     warn_of_unread(options, settings)
     with ExitStack() as stack:
         # What is said while images are loaded belongs into the log of the run, whose directory comes later.
@@ -183,7 +183,7 @@ def _serve_model(model: "Classifier", network: "NetworkOptions", signals: StopSi
         signals.wait()
     finally:
         server.close()
-    print(f"stopped after {counted(server.images, 'image')}")
+    print(f"stopped after {plural(server.images, 'image')}")
 
 
 def join(

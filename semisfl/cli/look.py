@@ -14,7 +14,7 @@ import typer
 
 from semisfl.cli import output
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 if TYPE_CHECKING:
     from semisfl.settings.config import Config
@@ -178,8 +178,8 @@ def _show_partition(config: "Config", file: Path, as_json: bool) -> None:
         return
     sizes = sorted(len(rows) for rows in partition.clients)
     print(
-        f"{data.name}: {counted(len(partition.labeled), 'labelled image')} on the server; "
-        f"{counted(len(sizes), 'client')} with {sizes[0]} to {sizes[-1]} (median {median(sizes):.10g}), "
+        f"{data.name}: {plural(len(partition.labeled), 'labelled image')} on the server; "
+        f"{plural(len(sizes), 'client')} with {sizes[0]} to {sizes[-1]} (median {median(sizes):.10g}), "
         f"{sum(sizes)} in all"
         + (f"; {validation} are for validation" if validation else "")
         + (f"; {unused} are not used" if unused else "")

@@ -158,7 +158,7 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     path = Path(preset)
     is_file = path.suffix == ".toml" or len(path.parts) > 1
     values = config.read(path) if is_file else presets.values_of(preset)
-    return presets.completed(preset, config.override(values, settings or []))
+    return presets.complete(preset, config.override(values, settings or []))
 
 
 def chosen_preset(

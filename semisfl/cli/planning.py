@@ -27,7 +27,7 @@ from semisfl.cli.options import (
 from semisfl.cli.results import print_target
 from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
 from semisfl.files import save_picture
-from semisfl.settings.counts import amount, counted
+from semisfl.settings.counts import amount, plural
 
 if TYPE_CHECKING:
     from semisfl.costs.plan import Line, Plan
@@ -114,7 +114,7 @@ def plan(
             print("\n".join(advice(proposed)))
         print(
             f"{world.described(profile)} Codecs: {_codecs(config)}. Bytes are what a run counts. Seconds are means "
-            f"of {plans.ROUNDS} drawn rounds of {counted(config.clients.active, 'client')} with {held.mean:,.0f} "
+            f"of {plans.ROUNDS} drawn rounds of {plural(config.clients.active, 'client')} with {held.mean:,.0f} "
             f"images each; {USUAL}"
         )
     picture = None
@@ -189,7 +189,7 @@ def print_methods(plan: "Plan") -> None:
     alone = plan.config.rounds - plan.config.client_rounds
     print(
         "down, up and seconds are per round; work, send and wait are where an average client spends them. "
-        f"run and hours are of {counted(plan.config.rounds, 'round')} with {counted(plan.config.clients.active, 'active client')}"
+        f"run and hours are of {plural(plan.config.rounds, 'round')} with {plural(plan.config.clients.active, 'active client')}"
         f"{f', the first {alone} without clients' if alone else ''}\n"
     )
 

@@ -14,7 +14,7 @@ import typer
 from semisfl.cli import console, output
 from semisfl.cli.options import Device, Json
 from semisfl.files import save_picture
-from semisfl.settings.counts import amount, counted
+from semisfl.settings.counts import amount, plural
 
 if TYPE_CHECKING:
     from semisfl.use.classifier import Classifier, Predictions
@@ -117,7 +117,7 @@ def print_predictions(predictions: "Predictions", top: int, *, as_json: bool, as
             answers = ", ".join(f"{c} {100 * p:.1f} %" for c, p in classes)
             print(console.printable(f"{name}: {answers}"))
     if not best:
-        raise ValueError(f"none of {counted(len(predictions.skipped), 'image')} could be read")
+        raise ValueError(f"none of {plural(len(predictions.skipped), 'image')} could be read")
 
 
 def evaluate(
@@ -150,7 +150,7 @@ def evaluate(
 def _print(result: "Evaluation") -> None:
     """Print the accuracy of an evaluation, precision and recall by class, and which classes were confused."""
     print(
-        f"accuracy {result.accuracy:.1f} % on {counted(result.images, 'image')}; macro-F1 {result.macro_f1:.1f} %; "
+        f"accuracy {result.accuracy:.1f} % on {plural(result.images, 'image')}; macro-F1 {result.macro_f1:.1f} %; "
         f"calibration error {result.calibration_error:.1f} %"
     )
     table = output.table("", ("class", "images", "precision %", "recall %"))
@@ -184,7 +184,7 @@ def _print_worst(names: list[str], result: "Evaluation") -> None:
     for place in np.argsort(wrong, axis=None)[::-1][:MOST_COLUMNS].tolist():
         true, guess = divmod(place, len(names))
         if count := wrong[true, guess]:
-            print(f"{names[true]} classified as {names[guess]}: {counted(count, 'image')}")
+            print(f"{names[true]} classified as {names[guess]}: {plural(count, 'image')}")
 
 
 def export(
@@ -229,7 +229,7 @@ def export(
         print(json.dumps(written | checked | {"agreement": made.agreement}))
         return
     print(
-        f"{made.path}: {amount(size)}; on {counted(made.images, 'image')} it differs from the original by "
+        f"{made.path}: {amount(size)}; on {plural(made.images, 'image')} it differs from the original by "
         f"at most {made.difference:.2g} and gives the same class for {made.agreement:.1%}"
     )
     print(f"card: {made.card}")

@@ -7,7 +7,7 @@ from semisfl.costs.plan import Line, Plan, group_name
 from semisfl.costs.replay import Replay, shares
 from semisfl.runs import plots
 from semisfl.runs.report import Group
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +52,8 @@ def plan_picture(plan: Plan) -> "Figure":
             label.set(rotation=50, ha="right", rotation_mode="anchor")
     world, config = plan.world, plan.config
     sent.set_title(
-        f"{lines[0].title} on {config.model.name} by cut: {counted(config.clients.active, 'client')}, "
-        f"{counted(config.clients.steps, 'step')} per round, {world.up} Mbit/s up, {world.down} down",
+        f"{lines[0].title} on {config.model.name} by cut: {plural(config.clients.active, 'client')}, "
+        f"{plural(config.clients.steps, 'step')} per round, {world.up} Mbit/s up, {world.down} down",
         fontsize=10,
     )
     return figure

@@ -19,7 +19,7 @@ from semisfl.models.shapes import Shape
 from semisfl.runs import reading
 from semisfl.settings import lookup
 from semisfl.settings.catalog import NamedMethod
-from semisfl.settings.config import Config, capped
+from semisfl.settings.config import Config, cap_batch
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _as_clients_use(config: Config, images: ImageFacts) -> Config:
     """
     if not images.each or config.fleet.kind == "network":
         return config
-    return capped(config, max(images.each.values()))
+    return cap_batch(config, max(images.each.values()))
 
 
 @dataclass(frozen=True)

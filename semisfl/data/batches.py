@@ -62,7 +62,7 @@ def draw_view(
     return DrawnView(view, indices, draw(rng, indices.shape, *size) if draw else None)
 
 
-def side_by_side(plans: list[DrawnView]) -> DrawnView:
+def join_views(plans: list[DrawnView]) -> DrawnView:
     """Return the views of several clients as one, [steps, rows of all clients]: each step is one batch."""
     indices = np.concatenate([item.indices for item in plans], axis=1)
     draws = [item.draws for item in plans]

@@ -114,10 +114,10 @@ class Dataset:
 
         Images are resized to ``size`` pixels on each side, or to the most common size.
         """
-        source = places.at(Path(os.path.expanduser(path)))
+        source = places.source_at(Path(os.path.expanduser(path)))
         if source is None:
             raise ValueError(f"{path} does not exist; give a folder of images or a CSV file")
-        return cls.from_decoded(source.name, places.decoded(source, _square(size), None))
+        return cls.from_decoded(source.name, places.decode_once(source, _square(size), None))
 
     @classmethod
     def from_decoded(

@@ -134,7 +134,7 @@ def _is_sixteen_bit(image: Image.Image) -> bool:
     return image.mode in SIXTEEN_BIT_MODES or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
-def in_colour(image: Image.Image) -> bool:
+def is_colour(image: Image.Image) -> bool:
     """Return whether an image is stored in colour, as it also is with grey pixels alone."""
     return image.mode not in GREY_MODES and not _is_sixteen_bit(image)
 
@@ -261,7 +261,7 @@ def _header(image: Image.Image) -> tuple[tuple[int, int], bool]:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     # Pillow turns a TIFF by itself.
     turned = orientation >= 5 and image.format != "TIFF"
-    return image.size[::-1] if turned else image.size, in_colour(image)
+    return image.size[::-1] if turned else image.size, is_colour(image)
 
 
 def pixels_of(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:

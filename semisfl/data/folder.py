@@ -9,7 +9,7 @@ There are two forms. A root with a ``train`` or ``test`` folder has the first:
 
 Class and client folders may hold folders of their own. Images are regular files with a known suffix. Files
 and folders whose names begin with a dot are skipped; all other files that are not used are counted in a
-note. Links are followed. A device (`semisfl join`) takes `everything` below its folder instead.
+note. Links are followed. A device (`semisfl join`) takes `all_images` below its folder instead.
 """
 
 import logging
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from semisfl.data.decode import Listing, Source, open_image
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def source(root: Path) -> Source:
     return images.source(classes)
 
 
-def everything(root: Path) -> Source:
+def all_images(root: Path) -> Source:
     """Return every image below a folder, in whatever subfolders: what a device holds.
 
     Raises ValueError if there is none.
@@ -122,7 +122,7 @@ class _Images:
         if others := [file for file in files_below(self.root) if file not in used]:
             first = ", ".join(str(file.relative_to(self.root)) for file in others[:5])
             notes = (
-                f"skipped {counted(len(others), 'file')} (not an image, or in no folder of a class or client): "
+                f"skipped {plural(len(others), 'file')} (not an image, or in no folder of a class or client): "
                 f"{first}" + ", ..." * (len(others) > 5),
             )
         return Listing(

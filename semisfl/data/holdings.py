@@ -62,10 +62,10 @@ def picture(holdings: Holdings) -> Figure:
     """Return a chart of who holds what: one column per holder, one line per class, area = images."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
-    rows, counts = list(map(short, holdings.classes)), holdings.counts.T
+    rows, counts = list(map(shorten, holdings.classes)), holdings.counts.T
     holders = holdings.counts
     clients = holdings.names or map(str, range(len(holders) - 1))
-    names = ["server", *map(short, clients)]
+    names = ["server", *map(shorten, clients)]
     # In inches: names need about 0.1 per letter; the grid takes the rest.
     names_width, names_height = (0.1 * max(map(len, some)) for some in (rows, names))
     grid_width = float(np.clip(1.5 + 0.3 * len(holders), 3.5, 15))
@@ -99,7 +99,7 @@ def picture(holdings: Holdings) -> Figure:
     return figure
 
 
-def short(name: str, longest: int = LONGEST_NAME) -> str:
+def shorten(name: str, longest: int = LONGEST_NAME) -> str:
     """Return a name for a picture: at most ``longest`` letters, and without formulas, which dollar signs would begin."""
     cut = name if len(name) <= longest else name[: longest - 1] + "…"
     return cut.replace("$", r"\$")

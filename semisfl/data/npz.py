@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from semisfl.data.decode import Listing, Source, open_image
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 SHARD = re.compile(r"_(\d+)of(\d+)$")
 
@@ -84,7 +84,7 @@ def _shard(file: Path) -> dict[str, np.ndarray]:
     held = len(shard["x"]) if "x" in shard else len(shard["offsets"]) - 1
     if not count == held == len(shard["split"]) == len(shard["index"]):
         raise ValueError(
-            f"{file} has {counted(count, 'label')} but {counted(held, 'image')}; they must pair up"
+            f"{file} has {plural(count, 'label')} but {plural(held, 'image')}; they must pair up"
         )
     if not np.isin(shard["split"], (0, 1)).all():
         raise ValueError(f"{file} has split values other than 0 (train) and 1 (test); correct them")

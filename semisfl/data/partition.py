@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from semisfl import seeds
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 if TYPE_CHECKING:
     from semisfl.data.dataset import Dataset
@@ -172,7 +172,7 @@ def split(
     )
 
 
-def by_folder(
+def split_by_folder(
     dataset: Dataset, labeled: int, seed: int, validation: np.ndarray = NONE
 ) -> Partition:
     """Return a partition by client folders; the server's labels are drawn from the other images.
@@ -198,7 +198,7 @@ def _check_clients(left: int, labeled: int, clients: int, classes: int, aside: i
         raise ValueError(f"clients = {clients} and classes = {classes} must both be at least 1")
     if clients > left:
         raise ValueError(
-            f"clients.total = {clients} exceeds the {counted(left, 'image')} left for them "
+            f"clients.total = {clients} exceeds the {plural(left, 'image')} left for them "
             f"({labeled} are labelled on the server{f', {aside} are for validation' if aside else ''}); "
             f"use fewer clients or labels{', or data.validation=none' if aside else ''}"
         )

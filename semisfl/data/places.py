@@ -25,7 +25,7 @@ from semisfl.files import TEMPORARY, cache_folder, write_whole
 CACHE_FORMAT = 4  # raise it when decoding changes: older cached copies are then ignored
 
 
-def at(path: Path, subset: str | None = None) -> Source | None:
+def source_at(path: Path, subset: str | None = None) -> Source | None:
     """Return the source at a path, or None if nothing is there.
 
     ``subset`` names one of the sets of a Hugging Face copy that has several. Raises ValueError for a file
@@ -46,7 +46,7 @@ def at(path: Path, subset: str | None = None) -> Source | None:
     return None
 
 
-def decoded(
+def decode_once(
     source: Source, size: Size | None, channels: int | None, cache: Path | None = None
 ) -> Decoded:
     """Return the images of a source (see `decode.decode`), decoded now or by an earlier call.

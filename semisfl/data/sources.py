@@ -45,7 +45,7 @@ def load(
     if entry := lookup.data(name):
         return _checked(_named(entry, size, like, cache), tested)
     path = Path(os.path.expanduser(os.path.expandvars(name)))
-    source = (places.at(path) or _in_environment(name)) if name.strip() else None
+    source = (places.source_at(path) or _in_environment(name)) if name.strip() else None
     if source is None:
         searched = os.environ.get("SEMISFL_DATA", "not set")
         raise ValueError(
@@ -77,9 +77,9 @@ def _in_environment(name: str, subset: str | None = None) -> Source | None:
     root = Path(os.path.expanduser(place))
     if not root.exists():
         raise ValueError(f"SEMISFL_DATA = {place} does not exist; correct or unset it")
-    inside = places.at(root / name, subset) if root.is_dir() else None
+    inside = places.source_at(root / name, subset) if root.is_dir() else None
     if inside is None and npz.is_called(root, name):
-        return places.at(root, subset)
+        return places.source_at(root, subset)
     return inside
 
 
@@ -93,7 +93,7 @@ def _dataset(
     normalised_as = like or entry
     side = size or (entry.size if entry else None)
     sides = like.shape[1:] if like else (side, side) if side else None
-    decoded = places.decoded(
+    decoded = places.decode_once(
         source, sides, len(normalised_as.mean) if normalised_as else None, cache
     )
     return Dataset.from_decoded(source.name, decoded, normalised_as)

@@ -30,7 +30,7 @@ def source(file: Path) -> Source:
     return Source(file.stem, (file, *paths), lambda: _listing(lines, paths))
 
 
-def tested(file: Path) -> list[tuple[str, Path]]:
+def test_images(file: Path) -> list[tuple[str, Path]]:
     """Return class and path of the test images; of all images with a label if no line has a split."""
     lines = _lines(file)
     if any(line["split"] for line in lines):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
-from semisfl.data.batches import Views, side_by_side, split_views
+from semisfl.data.batches import Views, join_views, split_views
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
@@ -113,7 +113,7 @@ class ClientBlock:
             )
             for client in active
         ]
-        together = {name: side_by_side([view[name] for view in views]) for name in views[0]}
+        together = {name: join_views([view[name] for view in views]) for name in views[0]}
         truth = self.labels[torch.from_numpy(together["weak"].indices).to(self.labels.device)]
         return together, {"truth": truth}
 

@@ -19,8 +19,8 @@ from semisfl.data.batches import (
     RoundBatches,
     ViewKind,
     draw_view,
+    join_views,
     make_view,
-    side_by_side,
 )
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
@@ -308,7 +308,7 @@ class FullModelClients:
                 if name not in slot.plans:
                     slot.draw_view(name, planned.view, np.zeros_like(planned.indices))
         self.batches.start(
-            {name: side_by_side([slot.plans[name] for slot in slots]) for name in names}
+            {name: join_views([slot.plans[name] for slot in slots]) for name in names}
         )
         self._names = tuple(names)
 

@@ -13,7 +13,7 @@ from torch import nn
 from semisfl import seeds
 from semisfl.models.layers import Layers
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import check_own, digest_of, globally_seeded
+from semisfl.models.own import check_own, digest_of, global_seed
 from semisfl.models.shapes import Shape, place
 from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, Projector, SplitModel, split
 from semisfl.models.zoo import MODELS
@@ -64,7 +64,7 @@ def build(
 
     Raises ValueError if a layer does not fit its input or the cut leaves one side without parameters.
     """
-    with globally_seeded(seed):
+    with global_seed(seed):
         layers = uncut(model, shape, classes)
         table = MODELS[model].table() if isinstance(model, str) else model
         outputs = [layer.gives for layer in place(table, shape, classes)]
@@ -110,7 +110,7 @@ def build_model(
             seed=seed,
             widest=widest,
         )
-    with globally_seeded(seed):
+    with global_seed(seed):
         check_own(own, shape, classes)  # lazy layers draw their weights here
         limit = widest or NARROW_HEAD
         return split(own, shape, settings.cut, projector, settings.projection, limit)

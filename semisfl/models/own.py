@@ -178,13 +178,13 @@ def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | 
 def _output(module: nn.Module, images: Tensor, training: bool) -> Tensor:
     """Return the output of a copy, with the same draws on every call."""
     copied = copy.deepcopy(module).cpu().train(training)
-    with globally_seeded(0), torch.no_grad():
+    with global_seed(0), torch.no_grad():
         out: Tensor = copied(images)
     return out
 
 
 @contextmanager
-def globally_seeded(seed: int) -> Iterator[None]:
+def global_seed(seed: int) -> Iterator[None]:
     """Seed torch's global random numbers, from which modules draw their first weights, and restore them after.
 
     One thread at a time: a program may train several runs side by side, and the global numbers are one for all.

@@ -44,7 +44,7 @@ def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]
     return outputs
 
 
-def called_with(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+def call_with(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
     """Return ``model`` of ``images`` with other ``weights``; the model keeps its own.
 
     They are named as in ``named_parameters`` and ``named_buffers``; those that are left out are the model's. Layers

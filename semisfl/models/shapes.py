@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.layer_kinds import (
     AveragePool,
     BatchNorm,
@@ -20,7 +20,7 @@ from semisfl.settings.layer_kinds import (
     Linear,
     Pool,
     ResidualBlock,
-    named,
+    name_layers,
 )
 
 Shape = tuple[int, int, int]
@@ -81,7 +81,7 @@ def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
 def _place(layers: Sequence[Layer], takes: Sides, where: str) -> list[Placed]:
     """Return the layers of a table or of a part of a block; ``where`` names it in messages."""
     placed = []
-    for index, (name, layer) in enumerate(named(layers)):
+    for index, (name, layer) in enumerate(name_layers(layers)):
         one = _place_one(name, layer, takes, f"{where}[{index}]")
         if prod(one.gives) > MAX_OUTPUT:
             raise ValueError(
@@ -140,7 +140,7 @@ def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
     channels, *_ = _picture(takes)
     if channels % layer.groups:
         raise ValueError(
-            f"has groups = {layer.groups}, which does not divide its {counted(channels, 'channel')}; choose a divisor"
+            f"has groups = {layer.groups}, which does not divide its {plural(channels, 'channel')}; choose a divisor"
         )
     return takes, 2 * channels
 

@@ -15,7 +15,7 @@ from semisfl.engine.kernels import unit_rows
 from semisfl.models.layers import Layers, adopt_layers, named_layers
 from semisfl.models.own import feature_shape
 from semisfl.models.shapes import Shape, Sides
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 # The published projection head is as wide as its input, which is 12,800 at most in the paper. Elsewhere
 # such a head would take most of the memory: 10,816 x 10,816 for a CNN at 64 pixels. It is narrower there.
@@ -159,7 +159,7 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
         cut = names.index(cut) + 1
     if not 1 <= cut <= len(layers) - 1:
         raise ValueError(
-            f"model.cut = {cut} is outside the model; it has {counted(len(layers), 'layer')}, use 1 to {len(layers) - 1}"
+            f"model.cut = {cut} is outside the model; it has {plural(len(layers), 'layer')}, use 1 to {len(layers) - 1}"
         )
     return cut
 

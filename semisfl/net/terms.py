@@ -18,7 +18,7 @@ from semisfl.net.frames import WireError
 from semisfl.net.ranges import check_images, check_settings
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
-from semisfl.settings.layer_kinds import Flatten, Layer, named
+from semisfl.settings.layer_kinds import Flatten, Layer, name_layers
 from semisfl.settings.run import ModelConfig
 
 AGREED: dict[str, Any] = {
@@ -123,7 +123,7 @@ def layers_of(model: ModelConfig) -> tuple[list[tuple[str, Layer]], int | str | 
     A cut that does not fit is returned as it is: building the model reports it.
     """
     table = model.table
-    layers = named(MODELS[table].table() if isinstance(table, str) else table)
+    layers = name_layers(MODELS[table].table() if isinstance(table, str) else table)
     names = [name for name, _ in layers]
     if model.cut in names:
         return layers, names.index(str(model.cut)) + 1

@@ -5,7 +5,7 @@ from typing import Any
 
 from semisfl.metrics import RoundMetrics
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.sections import needed_confidence
 
 DIVERGED = 4
@@ -67,7 +67,7 @@ class Advice:
             )
         if not self._best:
             return
-        about = f"after {counted(done, 'round')} the accuracy"
+        about = f"after {plural(done, 'round')} the accuracy"
         if self._best <= BETTER_THAN_CHANCE * chance:
             yield (
                 "chance",

@@ -35,7 +35,7 @@ from semisfl.runs.run_data import (
 )
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
-from semisfl.settings.config import Config, ConfigError, capped
+from semisfl.settings.config import Config, ConfigError, cap_batch
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def fleet_setup(
     if not elsewhere:
         # More would only show images twice in a step. All clients of a step have batches of one size.
         most = max(map(len, partition.clients))
-        config = capped(config, most)
+        config = cap_batch(config, most)
     return FleetSetup(
         config,
         build_model(config, data.shape, classes, model).to(hardware.device),

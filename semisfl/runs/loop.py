@@ -28,7 +28,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.reading import Standing, columns, met, reason
 from semisfl.runs.sinks import Callback, RunInfo, Sink, tell_checkpoints, tell_round
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def run_rounds(
         if (limit := rounds.limit) is not None:
             why = reason(config.stop, limit, rounds.standing)
             log.info("ended after round %d: %s", rounds.next, why)
-        log.info("finished: %s done", counted(rounds.next, "round"))
+        log.info("finished: %s done", plural(rounds.next, "round"))
     return rounds.result(stopped=False)
 
 

@@ -27,7 +27,7 @@ def changes(settings: Mapping[str, Any]) -> tuple[str, Flat]:
 def _preset(name: str, method: str) -> Flat:
     """Return the values of a preset under a method, by dotted key."""
     values = presets.values_of(name) | {"method": method}
-    config = configs.parse(presets.completed(name, values))
+    config = configs.parse(presets.complete(name, values))
     return flat(config.model_dump(mode="json", exclude_none=True))
 
 

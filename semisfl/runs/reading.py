@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from semisfl.files import parse_json, read_json
 from semisfl.metrics import RoundMetrics
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.plain_values import read
 from semisfl.settings.run import StopConfig
 
@@ -175,7 +175,7 @@ def reason(stop: StopConfig, key: str, standing: Standing) -> str:
     """Return a line that names a limit and the value that met it."""
     reached = {
         "target": f"accuracy {standing.accuracy or 0.0:.1f} %",
-        "patience": f"{counted(standing.without_better, 'test')} without more than {standing.best or 0.0:.1f} %",
+        "patience": f"{plural(standing.without_better, 'test')} without more than {standing.best or 0.0:.1f} %",
         "hours": f"{standing.seconds / 3600:.4g} h",
         "gigabytes": f"{standing.bytes / 1e9:.4g} GB",
     }

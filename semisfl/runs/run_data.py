@@ -12,7 +12,7 @@ from semisfl.data import partition as partitions
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def check_clients(config: Config, partition: Partition) -> None:
         some = ", ".join(partition.names[:3]) + ", ..." * (len(partition.names) > 3)
         folders = f" (the folders {some})" if some else ""
         raise ConfigError(
-            f"the data has {counted(len(partition.clients), 'client')}{folders} but clients.total = {config.clients.total}; "
+            f"the data has {plural(len(partition.clients), 'client')}{folders} but clients.total = {config.clients.total}; "
             f"set clients.total = {len(partition.clients)}"
         )
 
@@ -145,7 +145,7 @@ def divide(config: Config, data: Dataset) -> Partition:
             "or resume, or use iid, dirichlet or folders"
         )
     if kind == "folders" or data.clients is not None:
-        return partitions.by_folder(data, config.data.labeled, config.seed, validation)
+        return partitions.split_by_folder(data, config.data.labeled, config.seed, validation)
     return partitions.split(
         data.labels.numpy(),
         labeled=config.data.labeled,

@@ -28,7 +28,7 @@ from semisfl.runs.portable import check_images
 from semisfl.runs.run_data import as_passed, load_data
 from semisfl.runs.sinks import Callback, Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.lookup import sink
 from semisfl.stopping import StopFlag
 
@@ -144,7 +144,7 @@ def go_on(
             log.warning("%s has no checkpoint yet: beginning anew", directory.path)
             run = PreparedRun(experiment)
         else:
-            log.warning("going on from %s: %s done", file, counted(state["round"], "round"))
+            log.warning("going on from %s: %s done", file, plural(state["round"], "round"))
             run = PreparedRun(experiment, state["round"], state["best"])
         run.directory = directory
         stack.callback(run.leave)

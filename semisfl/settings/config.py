@@ -166,7 +166,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
         raise ConfigError(one_line(error, Config, known_keys(Config()), "", ALL_KEYS)) from error
 
 
-def capped(config: Config, most: int) -> Config:
+def cap_batch(config: Config, most: int) -> Config:
     """Return the configuration with a client's batch B_u of at most ``most`` images: the largest client has no more.
 
     For use in a run only: its files keep the batch that the user set.

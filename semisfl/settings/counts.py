@@ -4,7 +4,7 @@ Units are decimal: 1 kB is 1,000 bytes.
 """
 
 
-def counted(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Return ``1 image``, ``2 images``; ``1 class``, ``2 classes``."""
     return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
 

@@ -192,7 +192,7 @@ def parse_layers(values: Any) -> tuple[Layer, ...]:
         raise ValueError(one_line(error, LayerBase, (), "model.layers.")) from error
 
 
-def named(layers: Sequence[Layer]) -> list[tuple[str, Layer]]:
+def name_layers(layers: Sequence[Layer]) -> list[tuple[str, Layer]]:
     """Return every layer with its name; one without is named after its kind, with a number that is not taken."""
     taken = {layer.name for layer in layers}
     counts: dict[str, int] = {}

@@ -212,7 +212,7 @@ def values_of(name: str) -> Values:
     return values
 
 
-def served(values: Values) -> Values:
+def limit_influence(values: Values) -> Values:
     """Return the values with limits on each client's influence, where they do not say otherwise.
 
     They are the defaults where clients are real devices; a round of fewer than `FEWEST` clients has no limits.
@@ -221,9 +221,9 @@ def served(values: Values) -> Values:
     return merge({"robust": SERVED}, values) if enough else values
 
 
-def completed(name: str, values: Values) -> Values:
+def complete(name: str, values: Values) -> Values:
     """Return the values of preset ``name``, changed by a user, with what the preset chooses by the other values."""
-    return served(values) if name.split("+")[0] == "images" else values
+    return limit_influence(values) if name.split("+")[0] == "images" else values
 
 
 def default_for(data: str | None) -> str:
@@ -236,4 +236,4 @@ def default_for(data: str | None) -> str:
 
 def preset(name: str) -> Config:
     """Return the configuration of a preset, for example ``preset("cifar10+frontier")``."""
-    return parse(completed(name, values_of(name)))
+    return parse(complete(name, values_of(name)))

@@ -23,7 +23,7 @@ from semisfl.data.dataset import Dataset
 from semisfl.engine.inference import outputs
 from semisfl.models.build import build, check_same
 from semisfl.models.layers import cut_layers
-from semisfl.models.own import Own, feature_shape, globally_seeded, own_copy
+from semisfl.models.own import Own, feature_shape, global_seed, own_copy
 from semisfl.models.shapes import Shape
 from semisfl.models.split import SplitModel, split
 from semisfl.runs import checkpoint
@@ -296,7 +296,7 @@ def _from_code(about: Description, model: Own) -> SplitModel:
     name = about.settings.get("model", {}).get("name", CODE)
     if about.layers is None:
         check_same(stages, name, None)
-    with globally_seeded(0):
+    with global_seed(0):
         feature_shape(stages, about.shape)  # lazy layers make their weights here, and become others
     if about.layers is not None:
         check_same(stages, name, parse_layers(about.layers))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from semisfl.data import hub, sources, table
 from semisfl.data.folder import class_name, folders_in
-from semisfl.data.holdings import short
+from semisfl.data.holdings import shorten
 from semisfl.runs.scores import Scores
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.use.classifier import Classifier
 from semisfl.use.pictures import Skipped, batches, files_of
 
@@ -121,7 +121,7 @@ def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
     """
     place = Path(data)
     if place.suffix.lower() == ".csv" and place.is_file():
-        classes = table.tested(place)
+        classes = table.test_images(place)
     elif place.is_dir() and not hub.is_copy(place):
         place = place / "test" if (place / "test").is_dir() else place
         classes = [(folder.name, folder) for folder in folders_in(place)]
@@ -141,7 +141,7 @@ def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
             skipped += batch.skipped
     if not labels:
         raise ValueError(
-            f"none of {counted(len(skipped), 'image')} in {place} can be read: {skipped[0].image}: "
+            f"none of {plural(len(skipped), 'image')} in {place} can be read: {skipped[0].image}: "
             f"{skipped[0].reason}"
         )
     true = torch.tensor(labels, device="cpu")
@@ -192,7 +192,7 @@ def picture(evaluation: Evaluation) -> "Figure":
 def _draw_confusion(axes: "Axes", evaluation: Evaluation) -> None:
     """Draw a cell per pair of true and predicted class; a dark cell has many of its true class."""
     counts = evaluation.confusion
-    names = [short(name, LONGEST_NAME) for name in evaluation.classes]
+    names = [shorten(name, LONGEST_NAME) for name in evaluation.classes]
     # Coloured by line, so that a rare class is as readable as a common one.
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -204,7 +204,7 @@ def _draw_confusion(axes: "Axes", evaluation: Evaluation) -> None:
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_title(f"{evaluation.accuracy:.1f} % right of {counted(evaluation.images, 'image')}")
+    axes.set_title(f"{evaluation.accuracy:.1f} % right of {plural(evaluation.images, 'image')}")
 
 
 def _draw_calibration(axes: "Axes", evaluation: Evaluation) -> None:

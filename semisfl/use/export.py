@@ -24,7 +24,7 @@ from semisfl.models.layers import Layers, Residual, named_layers
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.portable import answering_weights
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier, load
 from semisfl.use.model_card import card
@@ -286,11 +286,11 @@ def check(
     if not int8 and not difference <= allowed:
         raise ValueError(
             f"the exported {part} differs from the original by up to {difference:.2g} on "
-            f"{counted(len(images), 'image')}, above {allowed:.2g}; it is not kept"
+            f"{plural(len(images), 'image')}, above {allowed:.2g}; it is not kept"
         )
     if int8 and not agreement >= AGREEMENT:
         raise ValueError(
-            f"as int8 the {part} gives another class for {1 - agreement:.1%} of {counted(len(images), 'image')}, "
+            f"as int8 the {part} gives another class for {1 - agreement:.1%} of {plural(len(images), 'image')}, "
             f"above {1 - AGREEMENT:.0%}; it is not kept: export without --quantize, or check with "
             "more images of the kind it will see"
         )
@@ -310,7 +310,7 @@ def images_to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
     images = torch.cat([batch.images for batch in read])
     if not len(images):
         image, reason = read[0].skipped[0]
-        raise ValueError(f"none of {counted(len(files), 'image')} can be read: {image}: {reason}")
+        raise ValueError(f"none of {plural(len(files), 'image')} can be read: {image}: {reason}")
     return images
 
 

@@ -12,7 +12,7 @@ from semisfl.data.decode import LARGE
 from semisfl.runs.portable import Description
 from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import catalog, lookup
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.sections import ConfigError
 from semisfl.use.classifier import Classifier
 
@@ -120,7 +120,7 @@ def _data(about: Description) -> str:
     if about.sent:
         # A server with devices has so many places, and not all need be taken.
         up_to = "up to " if _is_served(about) else ""
-        clients = counted(about.settings["clients"]["total"], "client")
+        clients = plural(about.settings["clients"]["total"], "client")
         held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
         text += (
             f"; {held}unlabelled images on {up_to}{clients}, which kept them. Labels of the clients' images "
@@ -159,7 +159,7 @@ def _quality(about: Description) -> str:
     )
     text = (
         f"{about.accuracy:.1f} % of {about.tested_on:,} {about.judged_on} images of `{about.data}`, which were not "
-        f"trained on, after {counted(about.tested_after, 'round')}.{at_the_end} The round that a run keeps as best "
+        f"trained on, after {plural(about.tested_after, 'round')}.{at_the_end} The round that a run keeps as best "
         f"has the highest {measure} on these {chosen} `semisfl evaluate` tells precision, recall and calibration "
         f"on images of your own.\n\nMacro-F1 {about.macro_f1:.1f} %. Recall of each class:\n"
     )

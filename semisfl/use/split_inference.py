@@ -47,8 +47,8 @@ from semisfl.net.ranges import check_images
 from semisfl.net.terms import placed_model
 from semisfl.runs import checkpoint
 from semisfl.settings import lookup
-from semisfl.settings.counts import counted
-from semisfl.settings.layer_kinds import named, parse_layers
+from semisfl.settings.counts import plural
+from semisfl.settings.layer_kinds import name_layers, parse_layers
 from semisfl.settings.policy import feature_bits
 from semisfl.settings.run import ModelConfig
 from semisfl.use import onnx_file
@@ -156,7 +156,7 @@ class ServedModel(BaseModel):
 
         The top, the names of the classes and the identity are the server's own business.
         """
-        layers = named(parse_layers(self.layers or []))
+        layers = name_layers(parse_layers(self.layers or []))
         held = layers[: len(self.device_layers)] if self.layers else []
         return {
             "classify": [layer.model_dump(mode="json") | {"name": name} for name, layer in held],
@@ -181,7 +181,7 @@ def text_of_model(model: ServedModel) -> str:
         f"terms       {model.digest}",
         "use         classify: this device runs the layers below, the server the rest",
         image_line(model.shape, len(model.classes), model.mean, model.std),
-        f"model       {parameters:,} parameters in {counted(len(held), 'layer')}, weights {model.bottom}",
+        f"model       {parameters:,} parameters in {plural(len(held), 'layer')}, weights {model.bottom}",
         *layer_lines(held),
         f"leaves      per image {model.features:,} values (an image has {math.prod(model.shape):,}), once "
         "for every time that it is classified",

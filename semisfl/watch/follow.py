@@ -17,7 +17,7 @@ from semisfl.runs.preset_changes import changes, flat
 from semisfl.runs.reading import Standing, limits_of, met, read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.watch.clients import Coverage, DeviceEvents
 
 STOPPED = ("stopped before round", "stopped by a callback")
@@ -172,7 +172,7 @@ class Followed:
         It is finished, running, waiting, stopped, crashed or unfinished.
         """
         if self.done and self.done >= self.rounds > 0:
-            return "finished", f"{counted(self.rounds, 'round')} done"
+            return "finished", f"{plural(self.rounds, 'round')} done"
         limit = met(limits_of(self.config), self.standing) if self.done else None
         if limit is not None:
             return "finished", f"stop.{limit} = {self.config['stop'][limit]} is met"

@@ -232,7 +232,7 @@ def test_run_accepts_the_output_of_show_as_a_file(
     assert main(["show", "mine.toml", "--json", "--set", "seed=7"]) == 0
     changed = json.loads(capsys.readouterr().out)
     assert config.parse(changed) == config.parse(
-        {**presets.completed(name, presets.values_of(name)), "seed": 7}
+        {**presets.complete(name, presets.values_of(name)), "seed": 7}
     )
 
 

@@ -15,8 +15,8 @@ from semisfl.data.batches import (
     RoundBatches,
     Views,
     draw_view,
+    join_views,
     make_view,
-    side_by_side,
     split_views,
 )
 from semisfl.data.labeled import LabeledImages
@@ -176,7 +176,7 @@ def test_whole_buffers_stay_in_place() -> None:
 
 def test_side_by_side_keeps_each_clients_rows_together() -> None:
     clients = [views(client=client) for client in (0, 1, 2)]
-    together = side_by_side([client["strong"] for client in clients])
+    together = join_views([client["strong"] for client in clients])
     assert together.indices.shape == (5, 12)
     made = make_view(images(), together).view(5, 3, 4, 1, *SIZE)
     for position, client in enumerate(clients):
@@ -232,7 +232,7 @@ def test_parts_are_the_batches_of_clients_side_by_side(budget: int) -> None:
         for _ in range(2)
     )
     steps = 0
-    batches.start({name: side_by_side([view[name] for view in clients]) for name in clients[0]})
+    batches.start({name: join_views([view[name] for view in clients]) for name in clients[0]})
     for parts in batches.stretches(2):
         for part, client in zip(parts, clients, strict=True):
             alone.start(client)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from semisfl.data.dataset import Dataset
 from semisfl.data.holdings import count, draw, picture
-from semisfl.data.partition import Partition, by_folder, split
+from semisfl.data.partition import Partition, split, split_by_folder
 from tests.pictures import cut_off
 
 CIFAR = np.repeat(np.arange(10), 5000)
@@ -197,14 +197,14 @@ def folders(clients) -> Dataset:
 
 def test_by_folder_keeps_the_folders_and_draws_labels_from_the_rest():
     clients = {"ann": np.arange(60, 70), "bob": np.array([99, 70, 5, 6])}
-    result = by_folder(folders(clients), labeled=30, seed=3)
+    result = split_by_folder(folders(clients), labeled=30, seed=3)
     assert [rows.tolist() for rows in result.clients] == [list(range(60, 70)), [5, 6, 70, 99]]
     assert len(result.labeled) == 30
     assert not set(result.labeled.tolist()) & {5, 6}
     counts = np.bincount(np.repeat(np.arange(3), 20)[result.labeled])
     assert counts.tolist() == [9, 11, 10]  # 30 of 18, 20 and 20: quotas 9.3, 10.3 and 10.3
-    assert same(result, by_folder(folders(clients), labeled=30, seed=3))
-    assert not same(result, by_folder(folders(clients), labeled=30, seed=4))
+    assert same(result, split_by_folder(folders(clients), labeled=30, seed=3))
+    assert not same(result, split_by_folder(folders(clients), labeled=30, seed=4))
 
 
 def test_draw_writes_a_picture(tmp_path):
@@ -235,7 +235,7 @@ def test_the_picture_shows_all_its_text(clients, word):
 
 def test_clients_of_folders_have_their_names_in_the_picture():
     clients = {"camera-1": np.arange(60, 70), "camera-2": np.array([5, 6])}
-    held = by_folder(folders(clients), labeled=30, seed=3)
+    held = split_by_folder(folders(clients), labeled=30, seed=3)
     assert held.names == ("camera-1", "camera-2")
     labels = folders(clients).labels.numpy()
     grid = picture(count(held, labels, ["a", "b", "c"])).axes[1]

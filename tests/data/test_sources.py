@@ -432,10 +432,10 @@ def test_a_cached_copy_that_is_cut_off_is_rebuilt(tmp_path, monkeypatch, suffix,
 def test_grey_and_colour_copies_of_the_same_files_are_two(tmp_path):
     """A grey model may read the images that a colour model has read, and the other way round."""
     root = class_folder(tmp_path / "pets")
-    source = places.at(root)
-    colour, grey = (places.decoded(source, None, channels).images for channels in (3, 1))
+    source = places.source_at(root)
+    colour, grey = (places.decode_once(source, None, channels).images for channels in (3, 1))
     assert (colour.shape[1], grey.shape[1]) == (3, 1)
-    assert np.array_equal(places.decoded(source, None, 3).images, colour)
+    assert np.array_equal(places.decode_once(source, None, 3).images, colour)
 
 
 def test_a_full_disk_keeps_no_copy(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from semisfl.models.layers import Dropout
-from semisfl.models.passes import called_with, passes
+from semisfl.models.passes import call_with, passes
 from tests.toy import network
 
 
@@ -106,7 +106,7 @@ def test_a_model_is_called_with_other_weights_and_keeps_its_own() -> None:
             tensor.add_(1)
     own = list(model.parameters())
     weights = {**dict(other.named_parameters()), **dict(other.named_buffers())}
-    got = called_with(model, weights, images(0, 5))
+    got = call_with(model, weights, images(0, 5))
     torch.testing.assert_close(got, other(images(0, 5)))
     assert all(one is before for one, before in zip(model.parameters(), own, strict=True))
     got.sum().backward()

@@ -1,6 +1,6 @@
 import pytest
 
-from semisfl.settings.counts import amount, counted
+from semisfl.settings.counts import amount, plural
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from semisfl.settings.counts import amount, counted
     ],
 )
 def test_one_is_not_many(count: int, noun: str, text: str) -> None:
-    assert counted(count, noun) == text
+    assert plural(count, noun) == text
 
 
 def test_amounts_have_three_digits_and_no_exponent() -> None:

@@ -13,7 +13,7 @@ from semisfl.settings.layer_kinds import (
     Flatten,
     Linear,
     Relu,
-    named,
+    name_layers,
     parse_layers,
 )
 from semisfl.settings.toml import commented_toml, to_toml
@@ -151,7 +151,13 @@ def test_what_every_layer_takes_and_gives() -> None:
 
 def test_names_are_given_by_kind_and_never_twice() -> None:
     layers = (Conv(channels=2, name="relu1"), Relu(), Relu(name="relu2_"), Relu(), Linear())
-    assert [name for name, _ in named(layers)] == ["relu1", "relu1_", "relu2_", "relu3", "linear1"]
+    assert [name for name, _ in name_layers(layers)] == [
+        "relu1",
+        "relu1_",
+        "relu2_",
+        "relu3",
+        "linear1",
+    ]
 
 
 def test_a_table_is_written_without_what_is_as_always() -> None:

@@ -48,7 +48,7 @@ from semisfl.methods.full_model import (
 )
 from semisfl.metrics import MethodMetrics
 from semisfl.models.layers import batchnorms
-from semisfl.models.passes import called_with, passes
+from semisfl.models.passes import call_with, passes
 
 PSI_FACTOR = 0.2
 """psi starts as this much of sigma, as in the authors' code."""
@@ -128,7 +128,7 @@ class FedMatch:
         """Descend lambda_s CE with respect to sigma."""
         images, labels = self.setup.labeled.next()
         theta = summed(self.sigma, self.psi.state_dict())
-        loss = cross_entropy(called_with(self.model.train(), theta, images), *labels)
+        loss = cross_entropy(call_with(self.model.train(), theta, images), *labels)
         self.sgd.descend(self.settings.lambda_s * loss)
         self.meter.add(loss_supervised=loss)
 
@@ -170,7 +170,7 @@ class FedMatch:
                 continue  # it helps nobody: its earlier model does, if there is one
             theta = {**upload, **summed(self.sigma, upload)}
             with self.setup.hardware.arithmetic():
-                logits = called_with(self.model.eval(), theta, self.noise)
+                logits = call_with(self.model.eval(), theta, self.noise)
             embedding = logits.float().softmax(1)[0]
             if embedding.isfinite().all():  # of a NaN no checkpoint could be written
                 self.helpers.remember(client, round_index, upload, embedding)

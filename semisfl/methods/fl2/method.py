@@ -30,7 +30,7 @@ from semisfl.methods.full_model import (
 )
 from semisfl.methods.semifl.method import CLIP_NORM, SemiFL, batches_of
 from semisfl.metrics import MethodMetrics
-from semisfl.models.passes import called_with
+from semisfl.models.passes import call_with
 
 # As in its authors' code for CIFAR-10.
 RHO = 0.1
@@ -168,7 +168,7 @@ class FL2Work:
         # Sharpness-aware consistency of the images in ``sure``: climb their loss, agree there.
         climbed = consistency(logits, labels, sure)
         weights = adversarial(model, climbed, RHO, ETA)
-        sharp = sharpness_loss(called_with(model, weights, images), logits, sure)
+        sharp = sharpness_loss(call_with(model, weights, images), logits, sure)
         client.descend(model, loss + sharp, clip_norm=CLIP_NORM)
         count_loss(client, loss + sharp, consistency=loss)
 

@@ -26,7 +26,7 @@ from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
 
@@ -234,7 +234,7 @@ class Device:
         log.info(
             "taking part as client %d with %s",
             self.member.client,
-            counted(len(self.member.images), "image"),
+            plural(len(self.member.images), "image"),
         )
         self._doing = WAITING
         self.expect_round()

@@ -17,7 +17,7 @@ from semisfl.net.client.report import Report
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def join(
     owner = Owner.of_device(policy, certificates, accept)
     if policy is not None:
         log.info("this device's policy: %s", owner.policy.summary())
-    folder.everything(data)  # fail now, not once a server has sent its terms
+    folder.all_images(data)  # fail now, not once a server has sent its terms
     stop = stop or StopFlag()
     target = Target(address, credentials, insecure_loopback, name)
     connection = Connection(target, owner, allow_methods=allow_methods)
@@ -70,7 +70,7 @@ def join(
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:
     """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable."""
-    listing = folder.everything(root).listing()
+    listing = folder.all_images(root).listing()
     for note in listing.notes:  # files of other kinds, such as HEIC
         log.warning("%s", note)
     count = len(listing.names)
@@ -83,7 +83,7 @@ def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple
         try:
             with listing.open(place) as image:
                 images[kept] = decode.pixels_of(image, (width, height), channels)
-                made_grey += channels == 1 and decode.in_colour(image)
+                made_grey += channels == 1 and decode.is_colour(image)
             kept += 1
         except Exception as error:  # a damaged file can raise nearly anything inside a decoder
             lost += 1
@@ -91,7 +91,7 @@ def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple
                 log.warning("%.200r is left out: %s", listing.names[place], decode.reason(error))
     if not kept:
         raise ConfigError(
-            f"none of {counted(count, 'image')} in {root} can be read; formats: {', '.join(decode.FORMATS)}"
+            f"none of {plural(count, 'image')} in {root} can be read; formats: {', '.join(decode.FORMATS)}"
         )
     if lost:
         log.warning("%d of %d images in %s could not be read and are skipped", lost, count, root)

@@ -11,7 +11,7 @@ from typing import Any
 
 from semisfl.files import timestamp, write_whole
 from semisfl.net.client.device import Device
-from semisfl.settings.counts import amount, counted
+from semisfl.settings.counts import amount, plural
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Report:
         bits = now["bits_per_image"]
         carries = "no bound on" if bits is None else f"at most {bits:,}"
         return (
-            f"{why}; {counted(now['rounds'], 'round')} with {counted(now['images'], 'image')}, {carries} bits per image, "
+            f"{why}; {plural(now['rounds'], 'round')} with {plural(now['images'], 'image')}, {carries} bits per image, "
             f"{amount(now['bytes_sent'])} sent, {amount(now['bytes_received'])} received"
         )
 

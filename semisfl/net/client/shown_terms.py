@@ -8,7 +8,7 @@ from semisfl.fleet.codec import codec_named
 from semisfl.models.shapes import Placed, Shape
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 
 UNNAMED = {"kind", "name", "body", "shortcut"}
 
@@ -28,8 +28,8 @@ def _about_run(terms: Terms) -> Iterator[str]:
     yield f"terms       {terms.digest}"
     yield f"method      {config.method}{settings}"
     yield (
-        f"rounds      {config.rounds} of at most {counted(config.clients.steps, 'step')} with "
-        f"{counted(config.clients.batch, 'image')} each; seed {config.seed}"
+        f"rounds      {config.rounds} of at most {plural(config.clients.steps, 'step')} with "
+        f"{plural(config.clients.batch, 'image')} each; seed {config.seed}"
     )
     yield (
         f"optimizer   lr {rate.lr:g} to {rate.lr_min:g}, momentum {rate.momentum:g}, weight decay "

@@ -59,7 +59,7 @@ from semisfl.net.server.value_checks import (
 )
 from semisfl.net.server.waiting import Waiting, some_of
 from semisfl.net.terms import Terms
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.robust import FEWEST
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ class NetworkFleet:
             self.waiting.pass_over(names)
             self.waiting.after_round(aborted=True)
             raise RoundAborted(
-                f"{counted(answered, 'client')} answered, network.quorum = {quorum}; "
+                f"{plural(answered, 'client')} answered, network.quorum = {quorum}; "
                 f"left out: {', '.join(some_of(names)) or 'nobody'}; missing: {self.waiting.missing()}"
             )
 

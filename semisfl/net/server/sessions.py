@@ -35,7 +35,7 @@ from semisfl.net.server.roster import Roster, removed_names
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import ClientCertificate, Trust
 from semisfl.net.terms import Terms
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.settings.policy import DevicePolicy
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,9 @@ class Sessions:
             raise Refused(grpc.StatusCode.UNAVAILABLE, reason) from error
         if client is None:
             raise no_place(self.roster, name)
-        log.info("%s is here as client %d with %s", name, client, counted(images, "image"))
+        log.info("%s is here as client %d with %s", name, client, plural(images, "image"))
         if skipped:
-            log.warning("%s skipped %s it could not read", name, counted(skipped, "image"))
+            log.warning("%s skipped %s it could not read", name, plural(skipped, "image"))
         self._log_policy(session)
         session.tell(b"".join(encode("enrolled", {"client": client}, {})))
         session.client = client
@@ -176,7 +176,7 @@ class Sessions:
         if policy != DevicePolicy().of_device():
             log.info("the policy of %s: %s", session.identity, cleaned(policy.summary()))
         if policy.rounds is not None and policy.rounds < rounds:
-            most = counted(policy.rounds, "round")
+            most = plural(policy.rounds, "round")
             log.warning(
                 "%s takes part in %s at most, the run has %d", session.identity, most, rounds
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from semisfl.net.server.sessions import Sessions
 from semisfl.settings.config import Config
-from semisfl.settings.counts import counted
+from semisfl.settings.counts import plural
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -91,10 +91,10 @@ class Waiting:
         if self.state is not None:
             self._set_state(None)
             if here >= everyone:
-                log.info("all %s are here; training %s", counted(here, "device"), verb)
+                log.info("all %s are here; training %s", plural(here, "device"), verb)
             else:
                 waited = time.monotonic() - started
-                log.warning("going on after %.0f s with %s", waited, counted(here, "device"))
+                log.warning("going on after %.0f s with %s", waited, plural(here, "device"))
 
     def _pause(self) -> None:
         """Wait before a round is repeated again: clients that are here may be left out of it at once again."""
