@@ -177,12 +177,13 @@ def poisoning(
 ) -> None:
     """Train with attackers among the simulated clients; print the accuracy lost by attack and rule."""
     from reproduction.poisoning import grid
+    from reproduction.poisoning.attacks import ATTACKS
     from semisfl.cli.options import values_of
 
     values = values_of(preset, settings)
     first = int(values.get("seed", 0))
     jobs = grid.listed(
-        grid.choose(attacks, grid.ATTACKS),
+        grid.choose(attacks, ATTACKS),
         grid.choose(rules, grid.rules()),
         [float(share) for share in words_of(shares)],
         range(first, first + seeds),

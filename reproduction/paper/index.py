@@ -19,8 +19,10 @@ Values = Mapping[str, Any]
 
 # The kind of fleet, the end of a run, its outputs and its speed are not meant to change its numbers.
 # Seeds are averaged, and rounds are compared separately.
-NO_MATTER = ("seed", "rounds", "sinks", "stop.", "fleet.", "network.", "runtime.deterministic")
-NO_MATTER += ("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.best_by")
+NO_MATTER = (
+    *("seed", "rounds", "sinks", "stop.", "fleet.", "network.", "runtime.deterministic"),
+    *("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.best_by"),
+)
 
 
 def identity(settings: Values) -> str:

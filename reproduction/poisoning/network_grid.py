@@ -146,7 +146,7 @@ def attacked_run(
     data, partition = load_data(config)
     net = Network(config, data, partition, certificates=folder)
     if attack:
-        member.ClientBlock = partial(  # type: ignore[attr-defined, assignment, misc]
+        member.ClientBlock = partial(  # type: ignore[attr-defined, assignment]
             ClaimingBlock,
             attack=OTHERS.get(attack) or poisoning.ATTACKS[attack],
             attackers=attackers,
