@@ -143,7 +143,7 @@ def list_certificates(directory: Directory = Path("certs"), as_json: Json = Fals
 def _plain(row: Any) -> dict[str, Any]:
     """Return an entry of `certs list` as values for JSON; times are in ISO 8601."""
     return vars(row) | {
-        "valid_from": row.valid_from.isoformat() if row.valid_from else None,
+        "valid_from": row.valid_from.isoformat(),
         "valid_until": row.valid_until.isoformat(),
         "days_left": row.days_left,
         "state": row.state,

@@ -1,7 +1,6 @@
 import contextlib
 import hashlib
 import shutil
-import socket
 import ssl
 import stat
 import threading
@@ -11,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from semisfl.net.tls import certs
+from semisfl.net.tls import certs, credentials
 from semisfl.net.tls.certs import CertError, Credentials
-from semisfl.net.tls.credentials import parse
 from semisfl.net.tls.ledger import revoked_serials
 from tests.disk import largest_file
 
@@ -47,113 +46,6 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def context(purpose: ssl.Purpose, trusted: Path, own: Path) -> ssl.SSLContext:
-    made = ssl.create_default_context(purpose, cafile=str(trusted))
-    made.verify_mode = ssl.CERT_REQUIRED
-    made.verify_flags |= ssl.VERIFY_X509_STRICT
-    made.load_cert_chain(own.with_suffix(".crt"), own.with_suffix(".key"))
-    return made
-
-
-def talk(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> bytes:
-    """The client's certificate as the server saw it; ssl.SSLError with what both sides said.
-
-    A TLS 1.3 client finishes its handshake before the server has judged its certificate, so the
-    client also waits for a byte.
-    """
-    seen: list[bytes] = []
-    errors: dict[str, Exception] = {}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(10)
-
-        def serve() -> None:
-            try:
-                accepted, _ = listener.accept()
-                accepted.settimeout(10)
-                with accepted, server.wrap_socket(accepted, server_side=True) as tls:
-                    seen.append(tls.getpeercert(binary_form=True) or b"")
-                    tls.sendall(b"!")
-            except OSError as error:
-                errors["server"] = error
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            raw = socket.create_connection(listener.getsockname(), timeout=10)
-            with raw, client.wrap_socket(raw, server_hostname=host) as tls:
-                assert tls.recv(1) == b"!" or "server" in errors
-        except OSError as error:
-            errors["client"] = error
-        thread.join(20)
-    assert not any(isinstance(error, TimeoutError) for error in errors.values()), errors
-    if errors:
-        raise ssl.SSLError(str(errors))
-    return seen[0]
-
-
-def server_side(home: Path, role: str = "server") -> ssl.SSLContext:
-    return context(ssl.Purpose.CLIENT_AUTH, home / "authority.crt", home / role)
-
-
-def client_side(folder: Path, trusted: Path) -> ssl.SSLContext:
-    return context(ssl.Purpose.SERVER_AUTH, trusted / "authority.crt", folder / "client")
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "lab.example.org"])
-def test_mutual_tls_names_the_client(home: Path, host: str) -> None:
-    folder = home / "clients" / "cam-1"
-    seen = talk(server_side(home), client_side(folder, folder), host)
-    pem = ssl.DER_cert_to_PEM_cert(seen).encode()
-    assert certs.identity(pem) == "cam-1"
-    assert parse(pem).serial_number == certs.listing(home)[-1].serial
-
-
-def test_a_client_s_certificate_is_none_for_a_server(home: Path) -> None:
-    folder = home / "clients" / "cam-1"
-    client = client_side(folder, folder)
-    client.check_hostname = False  # so that the certificate's purpose alone must stop it
-    with pytest.raises(ssl.SSLError, match="purpose"):
-        talk(server_side(folder, role="client"), client)
-
-
-def test_certificates_of_an_expired_authority_are_refused(tmp_path: Path) -> None:
-    """Its clients look at the dates themselves, before they connect; this is TLS without them."""
-    certs.make_authority(tmp_path, **PAST)
-    certs.make_server(tmp_path, ["localhost"], **PAST)
-    certs.make_client(tmp_path, "cam-1", **PAST)
-    with pytest.raises(ssl.SSLError, match="expired"):
-        talk(server_side(tmp_path), client_side(tmp_path / "clients" / "cam-1", tmp_path))
-
-
-def test_grpc_accepts_the_credentials_and_tells_who_came(home: Path) -> None:
-    grpc = pytest.importorskip("grpc")
-    seen: list[tuple[str, int]] = []
-
-    def answer(request: bytes, call: object) -> bytes:
-        peer = call.auth_context()  # type: ignore[attr-defined]
-        seen.append((certs.identity(peer), parse(peer).serial_number))
-        return request
-
-    mine, theirs = certs.load_server_credentials(home), certs.load_client_credentials(home, "cam-1")
-    server = grpc.server(ThreadPoolExecutor(1))
-    handler = grpc.unary_unary_rpc_method_handler(answer)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"a": handler}),))
-    secure = grpc.ssl_server_credentials(
-        [(mine.key, mine.certificate)], mine.authority, require_client_auth=True
-    )
-    port = server.add_secure_port("127.0.0.1:0", secure)
-    server.start()
-    try:
-        channel_credentials = grpc.ssl_channel_credentials(
-            theirs.authority, theirs.key, theirs.certificate
-        )
-        with grpc.secure_channel(f"127.0.0.1:{port}", channel_credentials) as channel:
-            assert channel.unary_unary("/t/a")(b"hi", timeout=20) == b"hi"
-    finally:
-        server.stop(0).wait(10)
-    assert seen == [("cam-1", certs.listing(home)[-1].serial)]
-
-
 @pytest.fixture(scope="module")
 def signed_by_a_device(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder in which a device's certificate serves as the authority, with whole chains."""
@@ -167,52 +59,89 @@ def signed_by_a_device(home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return forged
 
 
-def grpc_accepts(server: Path, client: Path, trusted: bytes) -> bool:
-    """Return whether gRPC, which has its own TLS, lets these two talk; each path is without its ending."""
-    grpc = pytest.importorskip("grpc")
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+def met(server: Path, client: Path, trusted: bytes, host: str = "localhost") -> str | None:
+    """Return whom gRPC lets in; None if these two do not talk. Each path is without its ending."""
+    seen: list[str] = []
+
+    def answer(request: bytes, call: grpc.ServicerContext) -> bytes:
+        peer = call.auth_context()
+        seen.append(certs.identity(peer))
+        return request
+
+    handler = grpc.unary_unary_rpc_method_handler(answer)
     serving = grpc.server(ThreadPoolExecutor(1))
     serving.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"a": handler}),))
     keys, chains = (
         [place.with_name(f"{place.name}.{kind}").read_bytes() for place in (server, client)]
         for kind in ("key", "crt")
     )
-    pair = [(keys[0], chains[0])]
-    port = serving.add_secure_port(
-        "127.0.0.1:0", grpc.ssl_server_credentials(pair, trusted, require_client_auth=True)
-    )
+    secure = grpc.ssl_server_credentials([(keys[0], chains[0])], trusted, require_client_auth=True)
+    port = serving.add_secure_port("127.0.0.1:0", secure)
     serving.start()
     mine = grpc.ssl_channel_credentials(trusted, keys[1], chains[1])
     try:
-        with grpc.secure_channel(f"localhost:{port}", mine) as channel:
-            return bool(channel.unary_unary("/t/a")(b"hi", timeout=20) == b"hi")
+        with grpc.secure_channel(f"{host}:{port}", mine) as channel:
+            channel.unary_unary("/t/a")(b"hi", timeout=20)
     except grpc.RpcError as error:
         assert error.code() is grpc.StatusCode.UNAVAILABLE
-        return False
     finally:
         serving.stop(0).wait(10)
+    return seen[0] if seen else None
 
 
-def test_grpc_trusts_nobody_whom_a_device_signed_and_no_device_as_a_server(
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_mutual_tls_names_the_client(home: Path, host: str) -> None:
+    trusted = (home / "authority.crt").read_bytes()
+    assert met(home / "server", home / "clients/cam-1/client", trusted, host) == "cam-1"
+
+
+def test_nobody_trusts_whom_a_device_or_a_stranger_signed_nor_one_in_the_role_of_the_other(
     home: Path, stranger: Path, signed_by_a_device: Path, tmp_path: Path
 ) -> None:
     trusted = (home / "authority.crt").read_bytes()
     server, client = home / "server", home / "clients" / "cam-1" / "client"
-    assert grpc_accepts(server, client, trusted)
     shutil.copytree(home, tmp_path / "copy")
     certs.make_client(tmp_path / "copy", "localhost")  # a device may have the name of a host
+    certs.make_client(tmp_path / "copy", "old", **PAST)
+    certs.make_server(tmp_path / "copy", ["localhost"], overwrite=True, **PAST)
     for false in (
         signed_by_a_device / "server",
         stranger / "server",
+        tmp_path / "copy" / "server",
         tmp_path / "copy" / "clients" / "localhost" / "client",
     ):
-        assert not grpc_accepts(false, client, trusted), false
+        assert met(false, client, trusted) is None, false
     for false in (
         signed_by_a_device / "clients" / "cam-2" / "client",
         stranger / "clients" / "cam-1" / "client",
+        tmp_path / "copy" / "clients" / "old" / "client",
         server,
     ):
-        assert not grpc_accepts(server, false, trusted), false
+        assert met(server, false, trusted) is None, false
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "state", "days", "warning"),
+    [
+        (-1.0, 1.5 / 24, "valid", 0, "expires today"),  # on its last day
+        (-1.0, -1 / 1440, "expired", -1, None),
+        (1.0, 9.0, "not yet valid", 8, "expires in 8 days"),
+        (-1.0, 40.0, "valid", 39, None),
+    ],
+)
+def test_a_certificate_is_valid_to_its_last_moment(
+    begins: float, ends: float, state: str, days: int, warning: str | None, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC)
+    since, until = now + timedelta(days=begins), now + timedelta(days=ends)
+    certs.make_authority(tmp_path, valid_from=now - timedelta(days=9))
+    certs.make_client(tmp_path, "cam-1", valid_from=since, valid_until=until)
+    entry, own = certs.listing(tmp_path)[-1], certs.load_client_credentials(tmp_path, "cam-1")
+    assert (entry.state, entry.days_left) == (state, days)
+    assert (credentials.expired(own) is not None) == (state == "expired")
+    assert (warning or "") in (soon := credentials.soon(own) or "") and bool(soon) == bool(warning)
+    certs.revoke(tmp_path, "cam-1")
+    assert certs.listing(tmp_path)[-1].state == "revoked"
 
 
 def test_extensions(home: Path) -> None:

@@ -31,7 +31,7 @@ class Issued:
     serial: int
     fingerprint: str  # SHA-256 of the certificate, in hexadecimal
     valid_until: datetime
-    valid_from: datetime | None = None  # not in lines of 0.1
+    valid_from: datetime
     revoked: bool = field(default=False, kw_only=True)
 
     @classmethod
@@ -49,14 +49,14 @@ class Issued:
     def state(self) -> str:
         if self.revoked:
             return "revoked"
-        if self.valid_from is not None and self.valid_from > datetime.now(UTC):
+        if self.valid_from > datetime.now(UTC):
             return "not yet valid"
         return "valid" if self.days_left >= 0 else "expired"
 
 
 def enter(directory: Path, entry: Issued) -> None:
     """Add a line to issued.txt."""
-    dates = " ".join(date.isoformat() for date in (entry.valid_until, entry.valid_from) if date)
+    dates = f"{entry.valid_until.isoformat()} {entry.valid_from.isoformat()}"
     line = f"{entry.role} {entry.name} {entry.serial:x} {entry.fingerprint} {dates}\n"
     append_line(directory / "issued.txt", line)
 
@@ -72,9 +72,9 @@ def listing(directory: str | Path) -> list[Issued]:
     entries = []
     for number, line in enumerate(read_file(path).decode("utf-8", "replace").splitlines(), 1):
         try:
-            role, name, serial_text, fingerprint, until, *begin = line.split(maxsplit=5)
-            dates = map(datetime.fromisoformat, (until, *begin))
-            entry = Issued(role, name, int(serial_text, 16), fingerprint, *dates)
+            role, name, serial_text, fingerprint, *dates = line.split()
+            until, begin = map(datetime.fromisoformat, dates)
+            entry = Issued(role, name, int(serial_text, 16), fingerprint, until, begin)
         except ValueError:
             raise CertError(f"{path} line {number} is damaged: restore it from a copy") from None
         entries.append(replace(entry, revoked=entry.serial in revoked))
