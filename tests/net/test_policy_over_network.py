@@ -81,18 +81,6 @@ def test_a_runs_policy_holds_on_devices_that_have_none(monkeypatch: pytest.Monke
         assert torch.allclose(norms, torch.tensor(0.01), rtol=1e-4)
 
 
-def test_a_codec_that_the_server_does_not_know_is_final_and_has_its_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with network(tiny(1)) as net:
-        net.join(0, policy=DevicePolicy(codec="int-8"))
-        reasons = ended(net)
-    (line,) = audited(caplog)
-    for text in (reasons, line):
-        assert "the client's policy: policy.codec = 'int-8' is not known; use fp32" in text
-    assert not [record for record in caplog.records if record.exc_info]
-
-
 def test_a_codec_that_the_device_does_not_know_is_said_before_it_joins(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text('codec = "int-8"\n')
@@ -100,19 +88,6 @@ def test_a_codec_that_the_device_does_not_know_is_said_before_it_joins(tmp_path:
         ConfigError, match=r"policy\.toml: policy\.codec = 'int-8' is not known; use"
     ):
         join("127.0.0.1:1", tmp_path, certificates=None, insecure_loopback=True, policy=file)
-
-
-def test_what_a_policy_says_of_itself_is_one_line_of_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "semisfl")
-    forged = "fc1\nforged\x1b[2J" + "x" * 9000
-    with network(tiny(1)) as net:
-        net.join(0, policy=DevicePolicy(codec="int8").model_copy(update={"codec": forged}))
-        ended(net)
-    (line,) = audited(caplog)
-    assert "the client's policy: policy.codec = 'fc1" in line
-    assert line.isprintable() and len(line) < 1000
 
 
 @pytest.mark.parametrize(
