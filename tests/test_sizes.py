@@ -16,7 +16,7 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 BUDGETS = {
     "algorithm": 302,
     "attacks": 532,
-    "cli": 1338,
+    "cli": 1334,
     "costs": 722,
     "data": 1403,
     "engine": 634,

@@ -93,13 +93,6 @@ def test_revoking_one_of_several_by_its_first_digits(deployed: tuple[Path, Path]
         certs.revoke_serial(home, f"{certs.listing(home)[1].serial:x}")
 
 
-def test_a_list_edited_by_hand_keeps_its_last_line(deployed: tuple[Path, Path]) -> None:
-    home, _ = deployed
-    (home / "revoked.txt").write_text("# without an end\nab")
-    (serial,) = certs.revoke(home, "cam-1")
-    assert {0xAB, serial} <= revoked_serials(home)
-
-
 def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     home, server = deployed
     folder = home / "clients" / "cam-1"

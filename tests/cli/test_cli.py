@@ -107,15 +107,6 @@ def test_runs_get_new_directories_and_are_never_overwritten(
     assert before == {path: path.read_bytes() for path in first.iterdir()}
 
 
-def test_progress_is_plain_lines_where_there_is_no_terminal(
-    images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(train_arguments(images)) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert re.match(r"semisfl: round 2/2  accuracy +\d+\.\d %  \d+\.\d s  left 0:00", lines[1])
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_a_setting_that_only_another_method_reads_is_named(
     images: Path, capsys: pytest.CaptureFixture[str]

@@ -16,18 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisfl.cli import progress, signals
+from semisfl.cli import signals
 from semisfl.cli.main import main
 from semisfl.cli.signals import StopSignals
-from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
-from semisfl.runs.sinks import RunInfo
 from semisfl.settings import lookup
 from semisfl.stopping import Stopped
 from tests import processes
 from tests.net.harness import until
 from tests.processes import Forked
-from tests.toy import assemble, values
+from tests.toy import assemble
 
 STOP_SECONDS = 10
 SETTINGS = ["--set", "rounds=1000000", "clients.total=3", "clients.active=2", "clients.batch=4"]
@@ -274,15 +272,6 @@ def test_a_signal_during_an_import_waits_for_its_end(
         assert importlib.import_module("signalled_here").WHOLE
         with pytest.raises(Stopped), signals.running():
             pytest.fail("the run does not start")
-
-
-def test_the_time_left_counts_from_the_first_round_after_resuming(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    lines = progress.RunProgress("semisfl")
-    lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
-    lines.write(RoundMetrics(round=90, seconds=2.0))
-    assert "round 91/100" in (output := capsys.readouterr().err) and "left 0:18" in output
 
 
 def test_a_command_that_trains_nothing_is_interrupted(
