@@ -77,21 +77,27 @@ def _first_line(name: str, function: Any) -> dict[str, Any]:
 
 
 def _models() -> list[dict[str, Any]]:
-    """Return the named models, cut before the first flatten as usual; counted without torch."""
+    """Return the named models at their usual cut; counted without torch."""
     from semisfl.models.shapes import place
     from semisfl.models.zoo import MODELS
+    from semisfl.settings import catalog
     from semisfl.settings.layer_kinds import Flatten
 
     described = []
     for name, model in MODELS.items():
         layers = place(model.table(), model.shape, model.classes)
-        cut = next(i for i, one in enumerate(layers) if isinstance(one.layer, Flatten))
+        usual = catalog.MODELS[name]
+        cut = next(
+            i
+            for i, one in enumerate(layers, start=1)
+            if (one.name == usual if usual else isinstance(one.layer, Flatten))
+        )
         described.append(
             {
                 "name": name,
                 "input": "x".join(map(str, model.shape)),
                 "classes": model.classes,
-                "features": math.prod(layers[cut].takes),
+                "features": math.prod(layers[cut - 1].gives),
                 "bottom": sum(one.parameters for one in layers[:cut]),
                 "top": sum(one.parameters for one in layers[cut:]),
             }

@@ -12,11 +12,11 @@ from semisfl.methods.sizes import Sizes
 from semisfl.models.build import uncut, widest_head
 from semisfl.models.layers import batchnorms, named_layers
 from semisfl.models.memory import activations, training_bytes
-from semisfl.models.shapes import Placed, Shape, place
+from semisfl.models.shapes import Placed, Shape, pair, place
 from semisfl.models.split import NARROW_HEAD, cut_index
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config
-from semisfl.settings.layer_kinds import Conv, Linear
+from semisfl.settings.layer_kinds import Attention, Conv, Linear
 from semisfl.settings.run import WireConfig
 
 Tensors = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -164,8 +164,13 @@ def _flops(placed: Placed) -> int:
     """Return a multiplication and an addition per weight and output position; other layers count 0."""
     layer = placed.layer
     if isinstance(layer, Conv):
-        per_position = 2 * layer.kernel**2 * (placed.takes[0] // layer.groups)
+        per_position = 2 * prod(pair(layer.kernel)) * (placed.takes[0] // layer.groups)
         return per_position * prod(placed.gives)
     if isinstance(layer, Linear):
-        return 2 * prod(placed.takes) * prod(placed.gives)
+        return 2 * placed.takes[-1] * prod(placed.gives)
+    if isinstance(layer, Attention):
+        count, width = (
+            placed.takes
+        )  # four products with weights, and two of all tokens with all tokens
+        return 8 * count * width**2 + 4 * count**2 * width
     return sum(_flops(inner) for inner in (*placed.body, *placed.shortcut))

@@ -1,4 +1,4 @@
-"""The layers of models: repeatable dropout, residual blocks, and blocks of layers computed together.
+"""The layers of models that PyTorch does not have as modules, and blocks of layers that are computed together.
 
 Convolution, BatchNorm, ReLU and pooling that follow one another are one call of a fused kernel
 (`semisfl.engine.kernels`). Weights, their names and the results are those of the single layers.
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from semisfl.engine.kernels import (
     conv_norm_relu_pool,
@@ -102,6 +103,13 @@ def adopt_layers(module: nn.Module) -> None:
             adopt_layers(child)
 
 
+def keep_inputs(module: nn.Module) -> None:
+    """Let no layer in ``module`` overwrite its input."""
+    for layer in module.modules():
+        if getattr(layer, "inplace", False):
+            layer.inplace = False  # type: ignore[assignment]
+
+
 class Residual(nn.Module):
     """body(x) + shortcut(x); an empty shortcut passes x on. The sum has no ReLU after it."""
 
@@ -109,13 +117,107 @@ class Residual(nn.Module):
         super().__init__()
         self.body = Layers(OrderedDict(named_layers(body)))
         self.shortcut = Layers(OrderedDict(named_layers(shortcut or Layers())))
-        for layer in (*self.body, *self.shortcut):
-            if type(layer) is nn.ReLU:
-                layer.inplace = False  # body and shortcut read the same x
+        keep_inputs(self)  # body and shortcut read the same x
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x) + self.shortcut(x)
         return out
+
+
+class Gate(nn.Module):
+    """x body(x): squeeze-and-excitation."""
+
+    def __init__(self, body: nn.Sequential) -> None:
+        super().__init__()
+        self.body = Layers(OrderedDict(named_layers(body)))
+        keep_inputs(self)  # the body and the product read the same x
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x * self.body(x)
+        return out
+
+
+class PaddedConv(nn.Conv2d):
+    """A convolution with other margins left than right, or above than below."""
+
+    def __init__(self, *arguments: Any, margins: tuple[int, int, int, int], **more: Any) -> None:
+        """Take the pixels to add: left, right, above, below; the other arguments are those of ``nn.Conv2d``."""
+        super().__init__(*arguments, **more)
+        self.margins = margins
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, self.margins))
+
+
+class PositionNorm(nn.LayerNorm):
+    """LayerNorm over the channels at each position of pictures [n, channels, height, width]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Scale(nn.Module):
+    """Multiply each channel of pictures, or each column of tokens or flat features, by a learned factor."""
+
+    def __init__(self, columns: int, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(torch.full((columns,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.weight.view(-1, 1, 1) if x.dim() == 4 else self.weight)
+
+
+class Tokens(nn.Module):
+    """Turn pictures [n, channels, height, width] into tokens [n, height x width, channels]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+class ClassToken(nn.Module):
+    """Put a learned token before the tokens [n, count, width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.weight.expand(len(x), 1, -1).to(x.dtype), x], 1)
+
+
+class Positions(nn.Module):
+    """Add a learned vector to each of the tokens [n, count, width]."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight
+
+
+class Attention(nn.Module):
+    """Self-attention over tokens [n, count, width]; ``qkv`` makes queries, keys and values in one product."""
+
+    def __init__(self, width: int, heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # [n, count, 3, heads, width / heads] -> three tensors [n, heads, count, width / heads]
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        out: Tensor = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+        return self.proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class FirstToken(nn.Module):
+    """Keep the first of the tokens [n, count, width] as flat features [n, width]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
 
 
 def conv_arguments(conv: nn.Conv2d) -> tuple[Any, ...]:
@@ -189,8 +291,8 @@ class LinearBlock(NamedTuple):
     relu: bool
 
     def on(self, x: Tensor) -> Tensor:
-        """Return the block's output for features [n, d]."""
-        if x.is_cuda:
+        """Return the block's output for features [n, d], or for tokens [n, count, d]."""
+        if x.is_cuda and x.dim() == 2:
             out: Tensor = linear_relu(x, self.linear.weight, self.linear.bias, self.relu)
             return out
         for layer in self.layers:

@@ -5,40 +5,27 @@ A table is what a configuration and a server's terms hold of a model; modules ar
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
+from semisfl.models import layers
 from semisfl.models.layers import Dropout, Layers, Residual, named_layers
-from semisfl.models.shapes import Placed, Shape, place
-from semisfl.settings.layer_kinds import (
-    AveragePool,
-    BatchNorm,
-    Conv,
-    Drop,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Layer,
-    LayerNorm,
-    Linear,
-    Pool,
-    Relu,
-    ResidualBlock,
-    parse_layers,
-)
+from semisfl.models.shapes import Placed, Shape, columns, margins, normalised, pair, place
+from semisfl.settings import layer_kinds as kinds
+from semisfl.settings.layer_kinds import Layer, parse_layers
 
 # Attributes of every module; `weights` is the one that `engine.weights` sets.
 RESERVED = {*dir(Layers()), "weights"}
 
 
-def modules_of(layers: Sequence[Layer], shape: Shape, classes: int) -> Layers:
+def modules_of(table: Sequence[Layer], shape: Shape, classes: int) -> Layers:
     """Return the model that a table describes, with PyTorch's initial weights.
 
     ``shape``: channels, height and width of an image. Raises ValueError if a layer does not fit its input, or has a
     name that every module uses.
     """
-    return _modules(place(layers, shape, classes))
+    return _modules(place(table, shape, classes))
 
 
 def _modules(placed: Sequence[Placed]) -> Layers:
@@ -54,43 +41,57 @@ def _modules(placed: Sequence[Placed]) -> Layers:
     )
 
 
-def _conv(layer: Conv, at: Placed) -> nn.Module:
-    return nn.Conv2d(
-        at.takes[0],
-        layer.channels,
-        layer.kernel,
-        layer.stride,
-        layer.padding,
-        groups=layer.groups,
-        bias=layer.bias,
-    )
+def _conv(layer: kinds.Conv, at: Placed) -> nn.Module:
+    left, right, above, below = around = margins(layer, at.takes)
+    arguments = (at.takes[0], layer.channels, pair(layer.kernel), pair(layer.stride))
+    more: dict[str, Any] = {"groups": layer.groups, "bias": layer.bias}
+    if (left, above) != (right, below):
+        return layers.PaddedConv(*arguments, margins=around, **more)
+    return nn.Conv2d(*arguments, (above, left), **more)
 
 
-def _batchnorm(layer: BatchNorm, at: Placed) -> nn.Module:
-    """Return BatchNorm for pictures or for flat features, whichever it is given."""
-    return (nn.BatchNorm2d if len(at.takes) == 3 else nn.BatchNorm1d)(at.takes[0])
+def _batchnorm(layer: kinds.BatchNorm, at: Placed) -> nn.Module:
+    kind = nn.BatchNorm2d if len(at.takes) == 3 else nn.BatchNorm1d
+    return kind(at.takes[0], layer.eps, layer.momentum)
 
 
-def _average_pool(layer: AveragePool, at: Placed) -> nn.Module:
-    """Return a mean over squares, or over the whole picture if the layer has no size."""
+def _layernorm(layer: kinds.LayerNorm, at: Placed) -> nn.Module:
+    per_position = layer.per_position and len(at.takes) == 3
+    kind = layers.PositionNorm if per_position else nn.LayerNorm
+    return kind(normalised(layer, at.takes), layer.eps)
+
+
+def _average_pool(layer: kinds.AveragePool, at: Placed) -> nn.Module:
     if layer.size is None:
         return nn.AdaptiveAvgPool2d(1)
     return nn.AvgPool2d(layer.size, layer.stride)
 
 
 MAKERS: dict[type[Layer], Callable[[Any, Placed], nn.Module]] = {
-    Conv: _conv,
-    BatchNorm: _batchnorm,
-    GroupNorm: lambda layer, at: nn.GroupNorm(layer.groups, at.takes[0]),
-    LayerNorm: lambda layer, at: nn.LayerNorm(at.takes),
-    Relu: lambda layer, at: nn.ReLU(),
-    Gelu: lambda layer, at: nn.GELU(),
-    Pool: lambda layer, at: nn.MaxPool2d(layer.size, layer.stride, layer.padding),
-    AveragePool: _average_pool,
-    Drop: lambda layer, at: Dropout(layer.p),
-    Flatten: lambda layer, at: nn.Flatten(),
-    Linear: lambda layer, at: nn.Linear(at.takes[0], at.gives[0], bias=layer.bias),
-    ResidualBlock: lambda layer, at: Residual(_modules(at.body), _modules(at.shortcut)),
+    kinds.Conv: _conv,
+    kinds.BatchNorm: _batchnorm,
+    kinds.GroupNorm: lambda layer, at: nn.GroupNorm(layer.groups, at.takes[0]),
+    kinds.LayerNorm: _layernorm,
+    kinds.Relu: lambda layer, at: nn.ReLU(),
+    kinds.Relu6: lambda layer, at: nn.ReLU6(),
+    kinds.Gelu: lambda layer, at: nn.GELU(),
+    kinds.Silu: lambda layer, at: nn.SiLU(),
+    kinds.Hardswish: lambda layer, at: nn.Hardswish(),
+    kinds.Sigmoid: lambda layer, at: nn.Sigmoid(),
+    kinds.Scale: lambda layer, at: layers.Scale(columns(at.takes), layer.start),
+    kinds.Pool: lambda layer, at: nn.MaxPool2d(layer.size, layer.stride, layer.padding),
+    kinds.AveragePool: _average_pool,
+    kinds.Drop: lambda layer, at: Dropout(layer.p),
+    kinds.Flatten: lambda layer, at: nn.Flatten(),
+    kinds.Linear: lambda layer, at: nn.Linear(at.takes[-1], at.gives[-1], bias=layer.bias),
+    kinds.Tokens: lambda layer, at: layers.Tokens(),
+    kinds.ClassToken: lambda layer, at: layers.ClassToken(at.takes[1]),
+    kinds.Positions: lambda layer, at: layers.Positions(*at.takes),
+    kinds.Attention: lambda layer, at: layers.Attention(at.takes[1], layer.heads, layer.bias),
+    kinds.FirstToken: lambda layer, at: layers.FirstToken(),
+    kinds.Block: lambda layer, at: _modules(at.body),
+    kinds.ResidualBlock: lambda layer, at: Residual(_modules(at.body), _modules(at.shortcut)),
+    kinds.Gate: lambda layer, at: layers.Gate(_modules(at.body)),
 }
 
 
@@ -112,8 +113,18 @@ def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
     return [layer.model_dump(mode="json") for layer in parse_layers(rows)]
 
 
-def _rows(model: nn.Sequential, flat: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of the layers; ``flat``: what they are given has been flattened."""
+Flow = Literal["picture", "tokens", "flat"]
+"""What a layer is given for an image."""
+# Layers after which something else flows.
+FLOWS: dict[type[nn.Module], Flow] = {
+    nn.Flatten: "flat",
+    layers.FirstToken: "flat",
+    layers.Tokens: "tokens",
+}
+
+
+def _rows(model: nn.Sequential, flow: Flow = "picture") -> list[dict[str, Any]]:
+    """Return the rows of the layers of ``model``, which is given ``flow``."""
     rows = []
     for name, layer in named_layers(model):
         write = WRITERS.get(type(layer))
@@ -123,39 +134,38 @@ def _rows(model: nn.Sequential, flat: bool = False) -> list[dict[str, Any]]:
                 f"layer {name!r} is a {type(layer).__name__}, which a table cannot describe; it can: {known}"
             )
         try:
-            if not flat:
+            if flow == "picture":
                 _refuse_last_axis(layer)
             _refuse_unusual(layer)
-            rows.append({"name": name, **write(layer, flat)})
+            rows.append({"name": name, **write(layer, flow)})
         except ValueError as error:
             raise ValueError(f"layer {name!r} ({type(layer).__name__}) {error}") from error
-        flat = flat or any(isinstance(inner, nn.Flatten) for inner in layer.modules())
+        for inner in layer.modules():
+            flow = FLOWS.get(type(inner), flow)
     return rows
 
 
 def _refuse_last_axis(layer: nn.Module) -> None:
     """Refuse layers that PyTorch applies along the width of a picture; in a table they take all of its values."""
-    norm = isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1
+    norm = type(layer) is nn.LayerNorm and len(layer.normalized_shape) == 1
     if norm or isinstance(layer, nn.Linear):
-        raise ValueError("comes before a Flatten; in a table it is given flat features")
+        raise ValueError("comes before a Flatten; in a table it is given flat features or tokens")
 
 
-def _number(layer: Any, key: str) -> int:
-    """Return the single value of a setting that PyTorch keeps per side; refuse different ones."""
+def _sides(layer: Any, key: str) -> int | list[int]:
+    """Return a setting that PyTorch keeps per side: one number where both sides have the same."""
     value = getattr(layer, key)
-    sides = value if isinstance(value, tuple) else (value,)
-    if len(set(sides)) != 1 or not isinstance(sides[0], int):
-        raise ValueError(f"has {key} = {value!r}; a table has one number for it")
-    return int(sides[0])
+    first, second = value if isinstance(value, tuple) else (value, value)
+    return int(first) if first == second else [int(first), int(second)]
 
 
-BATCHNORM = {"eps": 1e-5, "momentum": 0.1, "affine": True, "track_running_stats": True}
+BATCHNORM = {"affine": True, "track_running_stats": True}
 USUAL: dict[type[nn.Module], dict[str, Any]] = {
     nn.Conv2d: {"dilation": 1, "padding_mode": "zeros"},
     nn.BatchNorm2d: BATCHNORM,
     nn.BatchNorm1d: BATCHNORM,
     nn.GroupNorm: {"eps": 1e-5, "affine": True},
-    nn.LayerNorm: {"eps": 1e-5, "elementwise_affine": True},
+    nn.LayerNorm: {"elementwise_affine": True},
     nn.GELU: {"approximate": "none"},
     nn.MaxPool2d: {"dilation": 1, "ceil_mode": False, "return_indices": False},
     nn.AvgPool2d: {"padding": 0, "ceil_mode": False, "divisor_override": None},
@@ -173,62 +183,97 @@ def _refuse_unusual(layer: nn.Module) -> None:
             raise ValueError(f"has {key} = {value!r}; in a table it is always {usual!r}")
 
 
-def _conv_row(layer: nn.Conv2d, flat: bool) -> dict[str, Any]:
+def _conv_row(layer: nn.Conv2d, flow: Flow) -> dict[str, Any]:
+    if isinstance(layer.padding, str):
+        raise ValueError(f"has padding = {layer.padding!r}; give it in pixels")
+    padded = isinstance(layer, layers.PaddedConv)
     return {
         "kind": "conv",
         "channels": layer.out_channels,
-        "kernel": _number(layer, "kernel_size"),
-        "stride": _number(layer, "stride"),
-        "padding": _number(layer, "padding"),
+        "kernel": _sides(layer, "kernel_size"),
+        "stride": _sides(layer, "stride"),
+        "padding": list(layer.margins) if padded else _sides(layer, "padding"),
         "bias": layer.bias is not None,
         "groups": layer.groups,
     }
 
 
-def _layernorm_row(layer: nn.LayerNorm, flat: bool) -> dict[str, Any]:
-    """Write a LayerNorm of all values of an image, with scale and offset: a table has no other kind."""
+def _batchnorm_row(layer: nn.BatchNorm2d | nn.BatchNorm1d, flow: Flow) -> dict[str, Any]:
+    return {"kind": "batchnorm", "eps": layer.eps, "momentum": layer.momentum}
+
+
+def _layernorm_row(layer: nn.LayerNorm, flow: Flow) -> dict[str, Any]:
     if len(layer.normalized_shape) not in (1, 3) or layer.bias is None:
         raise ValueError(
             f"has normalized_shape = {layer.normalized_shape} and bias = {layer.bias is not None}; in a table "
-            "it normalises flat features, or channels, height and width, with a bias"
+            "it normalises flat features, tokens, or channels, height and width, with a bias"
         )
-    return {"kind": "layernorm"}
+    per_position = isinstance(layer, layers.PositionNorm)
+    return {"kind": "layernorm", "eps": layer.eps, "per_position": per_position}
 
 
-def _squares(layer: nn.Module) -> dict[str, Any]:
-    """Return size and stride of a pooling layer; a stride equal to the size is left out."""
-    size, stride = _number(layer, "kernel_size"), _number(layer, "stride")
-    return {"size": size} if stride == size else {"size": size, "stride": stride}
+def _window_row(kind: str, layer: nn.Module) -> dict[str, Any]:
+    size, stride = _sides(layer, "kernel_size"), _sides(layer, "stride")
+    return {"kind": kind, "size": size} | ({} if stride == size else {"stride": stride})
 
 
-def _residual_row(layer: Residual, flat: bool) -> dict[str, Any]:
-    body, shortcut = _rows(layer.body, flat), _rows(layer.shortcut, flat)
+def _pool_row(layer: nn.MaxPool2d, flow: Flow) -> dict[str, Any]:
+    padding = _sides(layer, "padding")
+    return {**_window_row("pool", layer), "padding": padding}
+
+
+def _residual_row(layer: Residual, flow: Flow) -> dict[str, Any]:
+    body, shortcut = _rows(layer.body, flow), _rows(layer.shortcut, flow)
     return {"kind": "residual", "body": body, "shortcut": shortcut}
 
 
-def _linear_row(layer: nn.Linear, flat: bool) -> dict[str, Any]:
+def _block_row(layer: nn.Sequential, flow: Flow) -> dict[str, Any]:
+    return {"kind": "block", "body": _rows(layer, flow)}
+
+
+def _linear_row(layer: nn.Linear, flow: Flow) -> dict[str, Any]:
     return {"kind": "linear", "features": layer.out_features, "bias": layer.bias is not None}
 
 
-def _pool_row(layer: nn.MaxPool2d, flat: bool) -> dict[str, Any]:
-    return {"kind": "pool", "padding": _number(layer, "padding"), **_squares(layer)}
+def _attention_row(layer: layers.Attention, flow: Flow) -> dict[str, Any]:
+    return {"kind": "attention", "heads": layer.heads, "bias": layer.qkv.bias is not None}
 
 
-WRITERS: dict[type[nn.Module], Callable[[Any, bool], dict[str, Any]]] = {
+def _plain(kind: str) -> Callable[[Any, Flow], dict[str, Any]]:
+    """Return the writer of a layer without settings."""
+    return lambda layer, flow: {"kind": kind}
+
+
+WRITERS: dict[type[nn.Module], Callable[[Any, Flow], dict[str, Any]]] = {
     nn.Conv2d: _conv_row,
-    nn.BatchNorm2d: lambda layer, flat: {"kind": "batchnorm"},
-    nn.BatchNorm1d: lambda layer, flat: {"kind": "batchnorm"},
-    nn.GroupNorm: lambda layer, flat: {"kind": "groupnorm", "groups": layer.num_groups},
+    layers.PaddedConv: _conv_row,
+    nn.BatchNorm2d: _batchnorm_row,
+    nn.BatchNorm1d: _batchnorm_row,
+    nn.GroupNorm: lambda layer, flow: {"kind": "groupnorm", "groups": layer.num_groups},
     nn.LayerNorm: _layernorm_row,
-    nn.ReLU: lambda layer, flat: {"kind": "relu"},
-    nn.GELU: lambda layer, flat: {"kind": "gelu"},
+    layers.PositionNorm: _layernorm_row,
+    nn.ReLU: _plain("relu"),
+    nn.ReLU6: _plain("relu6"),
+    nn.GELU: _plain("gelu"),
+    nn.SiLU: _plain("silu"),
+    nn.Hardswish: _plain("hardswish"),
+    nn.Sigmoid: _plain("sigmoid"),
+    layers.Scale: lambda layer, flow: {"kind": "scale", "start": layer.start},
     nn.MaxPool2d: _pool_row,
-    nn.AvgPool2d: lambda layer, flat: {"kind": "avgpool", **_squares(layer)},
-    nn.AdaptiveAvgPool2d: lambda layer, flat: {"kind": "avgpool"},
-    nn.Dropout: lambda layer, flat: {"kind": "dropout", "p": layer.p},
-    Dropout: lambda layer, flat: {"kind": "dropout", "p": layer.p},
-    nn.Flatten: lambda layer, flat: {"kind": "flatten"},
+    nn.AvgPool2d: lambda layer, flow: _window_row("avgpool", layer),
+    nn.AdaptiveAvgPool2d: _plain("avgpool"),
+    nn.Dropout: lambda layer, flow: {"kind": "dropout", "p": layer.p},
+    Dropout: lambda layer, flow: {"kind": "dropout", "p": layer.p},
+    nn.Flatten: _plain("flatten"),
     nn.Linear: _linear_row,
+    layers.Tokens: _plain("tokens"),
+    layers.ClassToken: _plain("classtoken"),
+    layers.Positions: _plain("positions"),
+    layers.Attention: _attention_row,
+    layers.FirstToken: _plain("firsttoken"),
+    Layers: _block_row,
+    nn.Sequential: _block_row,
     Residual: _residual_row,
+    layers.Gate: lambda layer, flow: {"kind": "gate", "body": _rows(layer.body, flow)},
 }
-"""Write a layer's row; ``flat``: what it is given has been flattened."""
+"""Write a layer's row, from the layer and what it is given."""

@@ -10,23 +10,34 @@ from typing import Any, NamedTuple
 
 from semisfl.settings.counts import plural
 from semisfl.settings.layer_kinds import (
+    Attention,
     AveragePool,
     BatchNorm,
+    ClassToken,
     Conv,
+    FirstToken,
     Flatten,
+    Gate,
     GroupNorm,
     Layer,
     LayerNorm,
     Linear,
     Pool,
+    Positions,
     ResidualBlock,
+    Scale,
+    Tokens,
+    Window,
     name_layers,
+    tables_in,
 )
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 Sides = tuple[int, ...]
-"""A layer's output for one image: channels, height and width, or one length."""
+"""A layer's output for one image: channels, height and width; tokens and their width; or one length."""
+Margins = tuple[int, int, int, int]
+"""Pixels around a picture: left, right, above, below, in the order of ``F.pad``."""
 
 # Larger than any usual model, small enough that a server cannot exhaust a device's memory.
 MAX_PARAMETERS = 2**30
@@ -95,8 +106,8 @@ def _place(layers: Sequence[Layer], takes: Sides, where: str) -> list[Placed]:
 
 def _place_one(name: str, layer: Layer, takes: Sides, where: str) -> Placed:
     """Return one layer on its input; errors get its place in the table."""
-    if isinstance(layer, ResidualBlock):
-        return _place_residual(name, layer, takes, where)
+    if tables_in(layer):
+        return _place_block(name, layer, takes, where)
     try:
         rule = RULES.get(type(layer))
         gives, parameters = rule(layer, takes) if rule else (takes, 0)
@@ -105,17 +116,24 @@ def _place_one(name: str, layer: Layer, takes: Sides, where: str) -> Placed:
     return Placed(name, layer, takes, gives, parameters)
 
 
-def _place_residual(name: str, layer: ResidualBlock, takes: Sides, where: str) -> Placed:
-    """Place body and shortcut on the same input; their outputs are added, so they must have one shape."""
+def _place_block(name: str, layer: Any, takes: Sides, where: str) -> Placed:
+    """Place the body, and the shortcut if there is one, on the same input, and check that their outputs fit."""
     body = _place(layer.body, takes, f"{where}.body")
-    shortcut = _place(layer.shortcut, takes, f"{where}.shortcut")
-    gives, added = body[-1].gives, shortcut[-1].gives if shortcut else takes
-    if gives != added:
+    shortcut = _place(getattr(layer, "shortcut", ()), takes, f"{where}.shortcut")
+    gives, parameters = body[-1].gives, sum(one.parameters for one in (*body, *shortcut))
+    if isinstance(layer, Gate):
+        if gives not in (takes, (takes[0], *[1] * (len(takes) - 1))):
+            raise ValueError(
+                f"{where} (gate) multiplies {_text(takes)} by {_text(gives)} of its body; a body gives as many "
+                "numbers as it takes, or one per channel"
+            )
+        gives = takes
+    added = shortcut[-1].gives if shortcut else takes
+    if isinstance(layer, ResidualBlock) and gives != added:
         raise ValueError(
             f"{where} (residual) adds {_text(gives)} of its body to {_text(added)} of its shortcut; "
             "give the shortcut a conv with kernel 1 and the body's channels and stride"
         )
-    parameters = sum(one.parameters for one in (*body, *shortcut))
     return Placed(name, layer, takes, gives, parameters, tuple(body), tuple(shortcut))
 
 
@@ -130,8 +148,8 @@ def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
             raise ValueError(
                 f"has groups = {layer.groups}, which does not divide its {count} {dimension}; choose a divisor"
             )
-    sides = _window(height, width, layer.kernel, layer.stride, layer.padding)
-    weights = layer.channels * (channels // layer.groups) * layer.kernel**2
+    sides = _window(height, width, layer.kernel, layer.stride, margins(layer, takes))
+    weights = layer.channels * (channels // layer.groups) * prod(pair(layer.kernel))
     return (layer.channels, *sides), weights + layer.bias * layer.channels
 
 
@@ -145,15 +163,20 @@ def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
     return takes, 2 * channels
 
 
+def _layernorm(layer: LayerNorm, takes: Sides) -> tuple[Sides, int]:
+    return takes, 2 * prod(normalised(layer, takes))
+
+
 def _pool(layer: Pool, takes: Sides) -> tuple[Sides, int]:
     """Output positions from the window; nothing is trained."""
     channels, height, width = _picture(takes)
-    if 2 * layer.padding > layer.size:
+    if 2 * layer.padding > min(pair(layer.size)):
         raise ValueError(
             f"has padding = {layer.padding}, more than half of size = {layer.size}; use at most half"
         )
     stride = layer.stride or layer.size
-    return (channels, *_window(height, width, layer.size, stride, layer.padding)), 0
+    around = (layer.padding,) * 4
+    return (channels, *_window(height, width, layer.size, stride, around)), 0
 
 
 def _average_pool(layer: AveragePool, takes: Sides) -> tuple[Sides, int]:
@@ -161,45 +184,126 @@ def _average_pool(layer: AveragePool, takes: Sides) -> tuple[Sides, int]:
     channels, height, width = _picture(takes)
     if layer.size is None:
         return (channels, 1, 1), 0
-    return (channels, *_window(height, width, layer.size, layer.stride or layer.size, 0)), 0
+    around = (0, 0, 0, 0)
+    return (channels, *_window(height, width, layer.size, layer.stride or layer.size, around)), 0
 
 
 def _linear(layer: Linear, takes: Sides) -> tuple[Sides, int]:
-    """One weight per input and output, and a bias per output."""
-    if len(takes) != 1:
+    """One weight per input and output on the last axis, and a bias per output."""
+    if len(takes) > 2:
         raise ValueError(f"is given {_text(takes)}; put a flatten before it")
     if layer.features is None:
         raise ValueError("has no features; only the last linear layer may leave them out")
-    return (layer.features,), (takes[0] + layer.bias) * layer.features
+    return (*takes[:-1], layer.features), (takes[-1] + layer.bias) * layer.features
+
+
+def _tokens(layer: Tokens, takes: Sides) -> tuple[Sides, int]:
+    channels, height, width = _picture(takes)
+    return (height * width, channels), 0
+
+
+def _class_token(layer: ClassToken, takes: Sides) -> tuple[Sides, int]:
+    count, width = _sequence(takes)
+    return (count + 1, width), width
+
+
+def _attention(layer: Attention, takes: Sides) -> tuple[Sides, int]:
+    _, width = _sequence(takes)
+    if width % layer.heads:
+        raise ValueError(
+            f"has heads = {layer.heads}, which does not divide tokens of width {width}; choose a divisor"
+        )
+    return takes, 4 * width * width + (3 * layer.bias + 1) * width
 
 
 RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
     Conv: _conv,
     BatchNorm: lambda layer, takes: (takes, 2 * takes[0]),
     GroupNorm: _groupnorm,
-    LayerNorm: lambda layer, takes: (takes, 2 * prod(takes)),
+    LayerNorm: _layernorm,
+    Scale: lambda layer, takes: (takes, columns(takes)),
     Pool: _pool,
     AveragePool: _average_pool,
     Flatten: lambda layer, takes: ((prod(takes),), 0),
     Linear: _linear,
+    Tokens: _tokens,
+    ClassToken: _class_token,
+    Positions: lambda layer, takes: (takes, prod(_sequence(takes))),
+    Attention: _attention,
+    FirstToken: lambda layer, takes: (_sequence(takes)[1:], 0),
 }
+
+
+def pair(sides: Window) -> tuple[int, int]:
+    """Return a window's height and width from a number or a pair."""
+    return (sides, sides) if isinstance(sides, int) else sides
+
+
+def margins(layer: Conv, takes: Sides) -> Margins:
+    """Return the pixels that a convolution adds around a picture [channels, height, width]."""
+    padding = layer.padding
+    if padding == "same":
+        _, *sides = takes
+        total = [
+            max((-(-side // stride) - 1) * stride + kernel - side, 0)
+            for side, stride, kernel in zip(
+                sides, pair(layer.stride), pair(layer.kernel), strict=True
+            )
+        ]
+        (above, left), (below, right) = (
+            [one // 2 for one in total],
+            [-(-one // 2) for one in total],
+        )
+        return left, right, above, below
+    if isinstance(padding, int):
+        return (padding,) * 4
+    if len(padding) == 2:
+        vertical, horizontal = padding
+        return horizontal, horizontal, vertical, vertical
+    return padding
+
+
+def normalised(layer: LayerNorm, takes: Sides) -> Sides:
+    """Return the shape that a LayerNorm normalises together."""
+    return (columns(takes),) if layer.per_position or len(takes) == 2 else takes
+
+
+def columns(takes: Sides) -> int:
+    """Return the channels of a picture, the width of tokens or the length of flat features."""
+    return takes[1] if len(takes) == 2 else takes[0]
 
 
 def _picture(takes: Sides) -> Shape:
     """Return channels, height and width of an input; raise ValueError for flat features."""
     if len(takes) != 3:
-        raise ValueError(f"is given {_text(takes)} numbers in a row; put it before the flatten")
+        raise ValueError(
+            f"takes pictures, and is given {_text(takes)}; put it before the flatten or the tokens"
+        )
     return takes[0], takes[1], takes[2]
 
 
-def _window(height: int, width: int, size: int, stride: int, padding: int) -> tuple[int, int]:
-    """Return how many positions a square window has on an image, down and across."""
-    if min(height, width) + 2 * padding < size:
+def _sequence(takes: Sides) -> tuple[int, int]:
+    if len(takes) != 2:
+        raise ValueError(f"takes tokens, and is given {_text(takes)}; put a tokens layer before it")
+    return takes[0], takes[1]
+
+
+def _window(
+    height: int, width: int, size: Window, stride: Window, around: Margins
+) -> tuple[int, int]:
+    """Return how many positions a window has on a picture with ``around`` pixels added."""
+    left, right, above, below = around
+    padded = height + above + below, width + left + right
+    if any(side < window for side, window in zip(padded, pair(size), strict=True)):
         raise ValueError(
-            f"is {size} pixels wide, but is given {height}x{width} and padding = {padding}; "
+            f"is {size} pixels wide, but is given {height}x{width} and padding = {around}; "
             "use a smaller one, or larger images (data.size)"
         )
-    return (height + 2 * padding - size) // stride + 1, (width + 2 * padding - size) // stride + 1
+    high, wide = (
+        (side - window) // step + 1
+        for side, window, step in zip(padded, pair(size), pair(stride), strict=True)
+    )
+    return high, wide
 
 
 def _text(sides: Sides) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from semisfl.engine.kernels import unit_rows
-from semisfl.models.layers import Layers, adopt_layers, named_layers
+from semisfl.models.layers import Layers, adopt_layers, keep_inputs, named_layers
 from semisfl.models.own import feature_shape
 from semisfl.models.shapes import Shape, Sides
 from semisfl.settings.counts import plural
@@ -93,10 +93,8 @@ def split(
     parameter that both sides use.
     """
     adopt_layers(model)
-    for layer in model.modules():
-        if getattr(layer, "inplace", False):
-            # Top and head both read the features, and a fused ReLU's output is needed for its gradient.
-            layer.inplace = False  # type: ignore[assignment]
+    # Top and head both read the features, and a fused ReLU's output is needed for its gradient.
+    keep_inputs(model)
     layers = named_layers(model)
     at = cut_index(layers, cut)
     bottom = _stack(layers[:at])

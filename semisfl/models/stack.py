@@ -44,7 +44,11 @@ Rows = Mapping[int, Tensor]
 # Layers whose result for a row depends on that row alone.
 ROW_BY_ROW = (
     nn.ReLU,
+    nn.ReLU6,
     nn.GELU,
+    nn.SiLU,
+    nn.Hardswish,
+    nn.Sigmoid,
     nn.MaxPool2d,
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from semisfl.models import backbones
 from semisfl.models.shapes import Shape
 from semisfl.settings.layer_kinds import (
     AveragePool,
@@ -10,7 +11,6 @@ from semisfl.settings.layer_kinds import (
     Conv,
     Drop,
     Flatten,
-    Inner,
     Layer,
     Linear,
     Pool,
@@ -156,7 +156,7 @@ def wrn_28_2() -> list[Layer]:
     layers: list[Layer] = [_conv3(1, 16)]
     for group, width in enumerate((32, 64, 128), start=1):
         stride = 1 if group == 1 else 2
-        before: list[Inner] = [BatchNorm(name="bn1"), Relu(name="relu1")]
+        before: list[Layer] = [BatchNorm(name="bn1"), Relu(name="relu1")]
         after = [BatchNorm(name="bn2"), Relu(name="relu2"), _conv3(2, width)]
         layers += [
             BatchNorm(name=f"bn{group}"),
@@ -175,17 +175,14 @@ def wrn_28_2() -> list[Layer]:
 
 
 class NamedModel(NamedTuple):
-    """A model with a name: the function that makes its table, and what its published counts are for.
-
-    ``shape``: channels, height and width of an image; ``classes``: the number of classes. The projection head has
-    its published width at this shape alone (`build.widest_head`).
-    """
+    """A catalog entry: the table, the input and classes that its published counts are for."""
 
     table: Callable[[], list[Layer]]
     shape: Shape = (3, 32, 32)
     classes: int = 10
 
 
+IMAGENET: Shape = (3, 224, 224)
 MODELS: dict[str, NamedModel] = {
     "cnn": NamedModel(cnn),
     "alexnet": NamedModel(alexnet),
@@ -194,4 +191,11 @@ MODELS: dict[str, NamedModel] = {
     "vgg16": NamedModel(vgg16, (3, 144, 144), 100),
     "resnet18": NamedModel(resnet18),
     "wrn-28-2": NamedModel(wrn_28_2),
+    "mobilenet-v2": NamedModel(backbones.mobilenet_v2, IMAGENET, 1000),
+    "efficientnet-lite0": NamedModel(backbones.efficientnet_lite0, IMAGENET, 1000),
+    "resnet18-imagenet": NamedModel(backbones.resnet18_imagenet, IMAGENET, 1000),
+    "resnet50": NamedModel(backbones.resnet50, IMAGENET, 1000),
+    "convnext-tiny": NamedModel(backbones.convnext_tiny, IMAGENET, 1000),
+    "vit-small-16": NamedModel(backbones.vit_small_16, IMAGENET, 1000),
+    "vit-small-14": NamedModel(backbones.vit_small_14, (3, 518, 518), 1000),
 }

@@ -4,17 +4,19 @@ Nothing in a file is executed: ``.safetensors`` holds tensors only, and ``.pth``
 """
 
 import logging
+import math
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional as F
 
+from semisfl.models.backbones import WEIGHT_NAMES, Rules
 from semisfl.models.split import SplitModel
 from semisfl.runs import checkpoint
 from semisfl.settings.config import ConfigError
@@ -23,26 +25,6 @@ log = logging.getLogger(__name__)
 
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts put the weights of a model."""
-# By model: a pattern for names in a file, and the name here. torchvision and timm agree on ResNet-18;
-# neither has WRN-28-2, whose names are those of the usual PyTorch code (`block1.layer.0.conv1`).
-Rules = tuple[tuple[str, Any], ...]
-NAMES: dict[str, Rules] = {
-    "resnet18": (
-        (r"layer(\d)\.(\d)\.(conv\d|bn\d)", lambda m: f"{_block(m)}.body.{m[3]}"),
-        (r"layer(\d)\.(\d)\.downsample\.0", lambda m: f"{_block(m)}.shortcut.conv"),
-        (r"layer(\d)\.(\d)\.downsample\.1", lambda m: f"{_block(m)}.shortcut.bn"),
-    ),
-    "wrn-28-2": (
-        (r"block(\d)\.layer\.0\.bn1", r"bn\1"),
-        (r"block(\d)\.layer\.(\d)\.convShortcut", lambda m: f"{_block(m)}.shortcut.conv"),
-        (r"block(\d)\.layer\.(\d)\.(conv\d|bn\d)", lambda m: f"{_block(m)}.body.{m[3]}"),
-        (r"bn1", "bn4"),
-    ),
-}
-
-
-def _block(match: re.Match[str]) -> str:
-    return f"block{match[1]}_{int(match[2]) + 1}"
 
 
 def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] = ()) -> None:
@@ -52,12 +34,13 @@ def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] =
     ConfigError if no layer fits, or the file cannot be read.
     """
     where = f"model.weights = {file!r}"
-    stored, theirs = _read(Path(file).expanduser(), where, NAMES.get(name, ()))
+    stored, theirs = _read(Path(file).expanduser(), where, WEIGHT_NAMES.get(name, ()))
     own = _by_layer(model.whole().state_dict())
     head = next(reversed(_layers(key for key in own if own[key].dim() == 2)), "")
     if classes and theirs and tuple(theirs) != tuple(classes):
         log.warning("%s: the head %s is new, as the file has other classes", where, head)
         stored = {key: one for key, one in stored.items() if key.rpartition(".")[0] != head}
+    stored = {key: _fitted(one, own[key]) if key in own else one for key, one in stored.items()}
     fits = [key for key in own if key in stored and stored[key].shape == own[key].shape]
     if not any(own[key].is_floating_point() for key in fits):
         raise ConfigError(
@@ -107,21 +90,43 @@ def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequ
 
 
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of bottom and top by layer, so that the cut may differ."""
-    return {key.partition(".")[2]: tensor for key, tensor in weights.items()}
+    """Return the weights of bottom and top by layer, so that the cut may differ, and without the part ``body``."""
+    return {key.partition(".")[2].replace(".body.", "."): tensor for key, tensor in weights.items()}
 
 
 def _renamed(stored: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
+    """Return the tensors of a file by their names here; a rule is for a whole name or for a layer's."""
     renamed = {}
     for key, tensor in stored.items():
-        # Models trained on several GPUs have this prefix.
-        layer, _, parameter = key.removeprefix("module.").rpartition(".")
-        for pattern, name in rules:
-            if re.fullmatch(pattern, layer):
-                layer = re.sub(pattern, name, layer)
+        name = key.removeprefix("module.")  # models trained on several GPUs have this prefix
+        layer, _, parameter = name.rpartition(".")
+        for pattern, new in rules:
+            whole, part = re.fullmatch(pattern, name), re.fullmatch(pattern, layer)
+            if match := whole or part:
+                name = match.expand(new) if isinstance(new, str) else new(match)
+                name += "" if whole else f".{parameter}"
                 break
-        renamed[f"{layer}.{parameter}"] = tensor
+        renamed[name.replace(".body.", ".")] = tensor
     return renamed
+
+
+def _fitted(stored: Tensor, own: Tensor) -> Tensor:
+    """Return a stored tensor in the shape of our own where both hold the same numbers, else as it is.
+
+    Files write a 1 x 1 convolution as a matrix, and a learned vector with further dimensions of 1. A vision
+    transformer's positions [1, 1 + height x width, columns] are resized to the run's pictures, which are square.
+    """
+    shape, wanted = ([n for n in one.shape if n > 1] for one in (stored, own))
+    if shape == wanted:
+        return stored.reshape(own.shape)
+    if stored.dim() != 3 or own.dim() != 2 or stored.shape[2] != own.shape[1]:
+        return stored
+    first, grid = stored[:, :1], stored[:, 1:].unflatten(1, (math.isqrt(stored.shape[1] - 1), -1))
+    side = math.isqrt(len(own) - 1)
+    resized = F.interpolate(
+        grid.permute(0, 3, 1, 2).float(), (side, side), mode="bicubic", antialias=True
+    )
+    return torch.cat([first, resized.flatten(2).transpose(1, 2)], 1).reshape(own.shape)
 
 
 def _layers(keys: Iterable[str]) -> list[str]:

@@ -108,8 +108,19 @@ class NamedSink:
     """The extra of this package that installs what it needs: ``pip install 'semisfl[extra]'``."""
 
 
-MODELS = ("cnn", "alexnet", "alexnet-text", "vgg13", "vgg16", "resnet18", "wrn-28-2")
-"""Names of the models, whose tables are in `semisfl.models.zoo`."""
+MODELS: dict[str, str | None] = {
+    **dict.fromkeys(
+        ("cnn", "alexnet", "alexnet-text", "vgg13", "vgg16", "resnet18", "wrn-28-2"), None
+    ),
+    "mobilenet-v2": "block6",
+    "efficientnet-lite0": "block6",
+    "resnet18-imagenet": "block2_2",
+    "resnet50": "block2_4",
+    "convnext-tiny": "block2_3",
+    "vit-small-16": "block4",
+    "vit-small-14": "block4",
+}
+"""Names of the models, whose tables are in `semisfl.models.zoo`, and where they are cut; None: at the first flatten."""
 
 # Each method with its settings beside it (in modules that load no torch) and the formula of its costs. Notes
 # name reconstructions: of FedSwitch no code is public, and the others train with this package's schedules.

@@ -3,6 +3,10 @@
 A table is a list of layers like ``{kind = "conv", channels = 32}``. The shape of a layer's input follows
 from the layers before it (`semisfl.models.shapes`); settings that are left out are PyTorch's. A server sends its
 table to devices that never saw it, so everything in it has a limit.
+
+What flows between layers has one of three shapes per image: a *picture* [channels, height, width], *tokens*
+[number, width] (a vision transformer's sequence), or flat features [length]. `Linear` and `LayerNorm` act on the
+last axis of tokens.
 """
 
 from collections import Counter
@@ -22,8 +26,10 @@ from pydantic import (
 
 from semisfl.settings.sections import one_line
 
-MAX_LAYERS = 256
-"""Most layers of a whole table, those inside residual blocks included."""
+MAX_LAYERS = 320
+"""Most layers of a whole table, those inside blocks included."""
+MAX_DEPTH = 4
+"""Most blocks inside each other."""
 MAX_WIDTH = 65_536
 MAX_SIDE = 64
 
@@ -50,22 +56,35 @@ class LayerBase(BaseModel):
         }
 
 
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+Window = Side | tuple[Side, Side]
+"""A number for both sides of a window, or one for its height and one for its width."""
+Pad = Annotated[int, Field(ge=0, le=MAX_SIDE)]
+Epsilon = Annotated[float, Field(gt=0, le=1)]
+
+
 class Conv(LayerBase):
-    """A square two-dimensional convolution, ``nn.Conv2d``."""
+    """A two-dimensional convolution, ``nn.Conv2d``.
+
+    ``padding`` is a number of pixels for all sides, a pair (above and below, left and right), four numbers (left,
+    right, above, below), or "same": as many as give an image of 1/stride of the size, as in TensorFlow.
+    """
 
     kind: Literal["conv"] = "conv"
     channels: int = Field(ge=1, le=MAX_WIDTH)
-    kernel: int = Field(3, ge=1, le=MAX_SIDE)
-    stride: int = Field(1, ge=1, le=MAX_SIDE)
-    padding: int = Field(0, ge=0, le=MAX_SIDE)
+    kernel: Window = 3
+    stride: Window = 1
+    padding: Pad | tuple[Pad, Pad] | tuple[Pad, Pad, Pad, Pad] | Literal["same"] = 0
     bias: bool = True
     groups: int = Field(1, ge=1, le=MAX_WIDTH)
 
 
 class BatchNorm(LayerBase):
-    """Normalise each channel over the images of a batch, with running statistics: ``nn.BatchNorm2d`` or ``1d``."""
+    """Normalise each channel over the images of a batch; ``momentum`` is the weight of the newest batch."""
 
     kind: Literal["batchnorm"] = "batchnorm"
+    eps: Epsilon = 1e-5
+    momentum: float = Field(0.1, gt=0, le=1)
 
 
 class GroupNorm(LayerBase):
@@ -76,9 +95,14 @@ class GroupNorm(LayerBase):
 
 
 class LayerNorm(LayerBase):
-    """Normalise all values of one image, as ``nn.LayerNorm`` of the whole shape does."""
+    """Normalise all values of one image; with ``per_position``, the channels at each position of a picture.
+
+    Each token is normalised by itself.
+    """
 
     kind: Literal["layernorm"] = "layernorm"
+    eps: Epsilon = 1e-5
+    per_position: bool = False
 
 
 class Relu(LayerBase):
@@ -87,27 +111,54 @@ class Relu(LayerBase):
     kind: Literal["relu"] = "relu"
 
 
+class Relu6(LayerBase):
+    """min(max(x, 0), 6)."""
+
+    kind: Literal["relu6"] = "relu6"
+
+
 class Gelu(LayerBase):
     """x times the normal distribution function of x."""
 
     kind: Literal["gelu"] = "gelu"
 
 
+class Silu(LayerBase):
+    """x sigmoid(x), also called swish."""
+
+    kind: Literal["silu"] = "silu"
+
+
+class Hardswish(LayerBase):
+    kind: Literal["hardswish"] = "hardswish"
+
+
+class Sigmoid(LayerBase):
+    kind: Literal["sigmoid"] = "sigmoid"
+
+
+class Scale(LayerBase):
+    """Multiply each channel, or each column of tokens, by a learned factor that starts at ``start``."""
+
+    kind: Literal["scale"] = "scale"
+    start: float = Field(1e-5, ge=-1e3, le=1e3)
+
+
 class Pool(LayerBase):
     """The largest of each square; ``stride`` none: squares side by side."""
 
     kind: Literal["pool"] = "pool"
-    size: int = Field(2, ge=1, le=MAX_SIDE)
-    stride: int | None = Field(None, ge=1, le=MAX_SIDE)
-    padding: int = Field(0, ge=0, le=MAX_SIDE)
+    size: Window = 2
+    stride: Window | None = None
+    padding: Pad = 0
 
 
 class AveragePool(LayerBase):
     """The mean of each square; ``size`` none: of the whole picture."""
 
     kind: Literal["avgpool"] = "avgpool"
-    size: int | None = Field(None, ge=1, le=MAX_SIDE)
-    stride: int | None = Field(None, ge=1, le=MAX_SIDE)
+    size: Window | None = None
+    stride: Window | None = None
 
 
 class Drop(LayerBase):
@@ -131,52 +182,102 @@ class Linear(LayerBase):
     bias: bool = True
 
 
-Norm = BatchNorm | GroupNorm | LayerNorm
-Inner = Conv | Norm | Relu | Gelu | Pool | AveragePool | Drop | Flatten | Linear
+class Tokens(LayerBase):
+    """Turn a picture [channels, height, width] into tokens [height x width, channels], row by row."""
+
+    kind: Literal["tokens"] = "tokens"
 
 
-AnyInner = Annotated[Inner, Field(discriminator="kind")]
+class ClassToken(LayerBase):
+    """Put a learned token before the others."""
+
+    kind: Literal["classtoken"] = "classtoken"
+
+
+class Positions(LayerBase):
+    """Add a learned vector to each token, by its place."""
+
+    kind: Literal["positions"] = "positions"
+
+
+class Attention(LayerBase):
+    """Self-attention over tokens with ``heads`` heads; ``bias``: whether queries, keys and values have one."""
+
+    kind: Literal["attention"] = "attention"
+    heads: int = Field(ge=1, le=256)
+    bias: bool = True
+
+
+class FirstToken(LayerBase):
+    """Keep the first token, the class token, as flat features."""
+
+    kind: Literal["firsttoken"] = "firsttoken"
+
+
+class Block(LayerBase):
+    """Layers under one name, so that a model can be cut after them."""
+
+    kind: Literal["block"] = "block"
+    body: tuple["AnyLayer", ...] = Field(min_length=1)
 
 
 class ResidualBlock(LayerBase):
     """body(x) + shortcut(x); an empty shortcut is x itself."""
 
     kind: Literal["residual"] = "residual"
-    body: tuple[AnyInner, ...] = Field(min_length=1)
-    shortcut: tuple[AnyInner, ...] = ()
+    body: tuple["AnyLayer", ...] = Field(min_length=1)
+    shortcut: tuple["AnyLayer", ...] = ()
 
 
-Layer = Inner | ResidualBlock
+class Gate(LayerBase):
+    """x body(x), as in squeeze-and-excitation; the body gives a number per value or per channel."""
+
+    kind: Literal["gate"] = "gate"
+    body: tuple["AnyLayer", ...] = Field(min_length=1)
+
+
+Norm = BatchNorm | GroupNorm | LayerNorm
+Activation = Relu | Relu6 | Gelu | Silu | Hardswish | Sigmoid
+Token = Tokens | ClassToken | Positions | Attention | FirstToken
+Nested = Block | ResidualBlock | Gate
+Layer = (
+    Conv | Norm | Activation | Scale | Pool | AveragePool | Drop | Flatten | Linear | Token | Nested
+)
+AnyLayer = Annotated[Layer, Field(discriminator="kind")]
 Table = Sequence[Layer]
+
+Block.model_rebuild()
+ResidualBlock.model_rebuild()
+Gate.model_rebuild()
+
+
+def tables_in(layer: Layer) -> list[tuple[Layer, ...]]:
+    """Return the body of a block, and its shortcut if it has one; nothing for a single layer."""
+    return [getattr(layer, part) for part in ("body", "shortcut") if hasattr(layer, part)]
 
 
 def _check_table(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Refuse an empty or too long table, and two layers of one name beside each other."""
-    count = sum(1 + _inside(layer) for layer in layers)
+    """Refuse an empty or too long table, too deep blocks, and two layers of one name beside each other."""
+    count = _check_part(layers, MAX_DEPTH)
     if not 0 < count <= MAX_LAYERS:
         raise ValueError(
             f"model.layers has {count} layers, blocks included; it must have 1 to {MAX_LAYERS}"
         )
-    parts = [
-        part
-        for one in layers
-        if isinstance(one, ResidualBlock)
-        for part in (one.body, one.shortcut)
-    ]
-    for table in (layers, *parts):
-        names = Counter(layer.name for layer in table if layer.name is not None)
-        if twice := [name for name, times in names.items() if times > 1]:
-            raise ValueError(f"model.layers has two layers called {twice[0]!r}; rename one of them")
     return layers
 
 
-def _inside(layer: Layer) -> int:
-    return len(layer.body) + len(layer.shortcut) if isinstance(layer, ResidualBlock) else 0
+def _check_part(layers: tuple[Layer, ...], depth: int) -> int:
+    """Return the number of layers, those in blocks included; at most ``depth`` blocks may be inside each other."""
+    if depth < 0:
+        raise ValueError(f"model.layers has more than {MAX_DEPTH} blocks inside each other")
+    names = Counter(layer.name for layer in layers if layer.name is not None)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise ValueError(f"model.layers has two layers called {twice[0]!r}; rename one of them")
+    inner = [_check_part(part, depth - 1) for layer in layers for part in tables_in(layer)]
+    return len(layers) + sum(inner)
 
 
-Layers = Annotated[
-    tuple[Annotated[Layer, Field(discriminator="kind")], ...], AfterValidator(_check_table)
-]
+Layers = Annotated[tuple[AnyLayer, ...], AfterValidator(_check_table)]
 """A whole table: at most `MAX_LAYERS`, and no name twice beside each other."""
 _TABLE: TypeAdapter[tuple[Layer, ...]] = TypeAdapter(Layers)
 

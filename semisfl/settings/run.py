@@ -131,7 +131,7 @@ class ModelConfig(Section):
     )
     cut: Annotated[int | str | None, BeforeValidator(_layer)] = Field(
         None,
-        description="last layer on the clients, by index or name; none: the last convolution block's",
+        description="last layer on the clients, by index or name; none: the usual one of a backbone, else the first flatten",
     )
     projector: Literal["mlp", "linear", "none"] = Field(
         "mlp",
@@ -141,11 +141,14 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_layers_win(cls, values: Any) -> Any:
-        """Let layers replace the name, because a preset always names a model."""
-        if isinstance(values, dict) and values.get("layers") not in (None, "none"):
+    def _complete(cls, values: Any) -> Any:
+        """Let layers replace the name, because a preset always names a model; give a backbone its usual cut."""
+        if not isinstance(values, dict):
+            return values
+        if values.get("layers") not in (None, "none"):
             return {**values, "name": CUSTOM}
-        return values
+        usual = catalog.MODELS.get(str(values.get("name")))
+        return values | {"cut": usual} if usual and values.get("cut") in (None, "none") else values
 
     @model_validator(mode="after")
     def _custom_has_layers(self) -> "ModelConfig":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from semisfl.data import sources
 from semisfl.files import write_whole
-from semisfl.models.layers import Layers, Residual, named_layers
+from semisfl.models.layers import Gate, Layers, Residual, named_layers
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.portable import answering_weights
@@ -149,10 +149,25 @@ class Sum(nn.Module):
         return out
 
 
+class Product(nn.Module):
+    """A gate of plain layers."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x body(x)."""
+        out: Tensor = x * self.body(x)
+        return out
+
+
 def _plain(module: nn.Module) -> nn.Module:
     """Return ``module`` without this package's fused operations, which other programs lack."""
     if isinstance(module, Residual):
         return Sum(_plain(module.body), _plain(module.shortcut))
+    if isinstance(module, Gate):
+        return Product(_plain(module.body))
     if isinstance(module, Layers):
         layers = ((name, _plain(layer)) for name, layer in named_layers(module))
         return nn.Sequential(OrderedDict(layers))

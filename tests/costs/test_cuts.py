@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from semisfl.costs.cuts import cut_of, every_cut
 from semisfl.models.build import build
 from semisfl.models.zoo import MODELS
-from semisfl.settings import config
+from semisfl.settings import catalog, config
 from semisfl.settings.config import Config
 from tests import toy
 from tests.sizes import sizes_of
@@ -49,7 +49,7 @@ def test_operations_are_those_torch_counts(name: str) -> None:
     row = MODELS[name]
     cut = cut_of(settings(name=name), row.shape, row.classes)
     with torch.device("meta"):
-        model = build(name, row.shape, row.classes)
+        model = build(name, row.shape, row.classes, cut=catalog.MODELS[name])
         images = torch.empty(1, *row.shape)
     for module, inputs, ours in (
         (model.bottom, images, cut.bottom_flops),

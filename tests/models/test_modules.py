@@ -154,21 +154,17 @@ def test_own_sequential_as_a_table() -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.Conv2d(1, 1, (3, 1)), "layer '1' (Conv2d) has kernel_size = (3, 1); a table has one"),
-        (nn.Conv2d(1, 1, 3, padding="same"), "has padding = 'same'; a table has one number"),
+        (nn.Conv2d(1, 1, 3, padding="same"), "has padding = 'same'; give it in pixels"),
         (nn.Conv2d(1, 1, 3, dilation=2), "has dilation = (2, 2); in a table it is always 1"),
         (nn.Conv2d(1, 1, 3, padding_mode="reflect"), "padding_mode = 'reflect'"),
-        (nn.BatchNorm2d(1, momentum=0.2), "has momentum = 0.2; in a table it is always 0.1"),
         (nn.BatchNorm1d(1, affine=False), "has affine = False"),
         (nn.MaxPool2d(2, ceil_mode=True), "has ceil_mode = True"),
-        (nn.MaxPool2d((2, 1)), "has kernel_size = (2, 1)"),
         (nn.AvgPool2d(2, padding=1), "has padding = 1; in a table it is always 0"),
         (nn.AdaptiveAvgPool2d(2), "has output_size = 2; in a table it is always 1"),
         (nn.Flatten(2), "has start_dim = 2; in a table it is always 1"),
         (nn.Dropout(1.0), "p = 1.0: should be less than 1"),
         (nn.Softmax(1), "layer '1' is a Softmax, which a table cannot describe; it can: Conv2d,"),
-        (nn.Sequential(nn.ReLU()), "layer '1' is a Sequential, which a table cannot describe"),
-        (Residual(nn.Sequential(nn.SiLU())), "layer '1' (Residual) layer '0' is a SiLU"),
+        (Residual(nn.Sequential(nn.Tanh())), "layer '1' (Residual) layer '0' is a Tanh"),
         (nn.GroupNorm(1, 1, eps=1e-6), "has eps = 1e-06; in a table it is always 1e-05"),
         (nn.LayerNorm([4, 4]), "normalized_shape = (4, 4) and bias = True; in a table it"),
         (

@@ -147,7 +147,12 @@ def test_residual_models_together(name: str, cut: str) -> None:
 @pytest.mark.parametrize(
     # VGG-16 has the layers of VGG-13, and three more of them.
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg16")) for name in MODELS],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg16"))
+        for name in MODELS
+        # Their margins, norms or tokens are computed client by client.
+        if not name.startswith(("efficientnet", "convnext", "vit"))
+    ],
 )
 def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
     known = MODELS[name]

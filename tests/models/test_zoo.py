@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from math import prod
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl.models.build import build, uncut
-from semisfl.models.layers import Dropout
+from semisfl.models.layers import Dropout, cut_layers, named_layers
 from semisfl.models.shapes import place
 from semisfl.models.split import parameter_count
 from semisfl.models.zoo import MODELS
+from semisfl.settings import catalog
 
 Layers = list[tuple[str, nn.Module]]
 
@@ -232,10 +234,12 @@ def test_residual_models_as_usually_written(
 def test_counts_by_arithmetic_and_on_the_meta_device_agree(name: str) -> None:
     row = MODELS[name]
     with torch.device("meta"):
-        model = build(name, row.shape, row.classes, projector="none")
+        cut = catalog.MODELS[name]
+        model = build(name, row.shape, row.classes, cut=cut, projector="none")
     placed = place(row.table(), row.shape, row.classes)
-    parts = [*model.bottom.named_children(), *model.top.named_children()]
+    parts = [layer for part in cut_layers(model) for layer in part]
     assert [(key, parameter_count(layer)) for key, layer in parts] == [
         (layer.name, layer.parameters) for layer in placed
     ]
-    assert model.features == placed[len(model.bottom) - 1].gives[0]
+    held = len(named_layers(model.bottom)) - isinstance(model.bottom[-1], nn.Flatten)
+    assert model.features == prod(placed[held - 1].gives)

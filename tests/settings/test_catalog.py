@@ -50,13 +50,13 @@ def test_models_are_counted_as_they_are_built(capsys: pytest.CaptureFixture[str]
     assert list(listed) == list(MODELS)
     for name, row in MODELS.items():
         with torch.device("meta"):  # shapes without memory
-            model = build(name, row.shape, row.classes, projector="none")
+            model = build(name, row.shape, row.classes, cut=catalog.MODELS[name], projector="none")
         counts = (model.features, parameter_count(model.bottom), parameter_count(model.top))
         assert counts == tuple(listed[name][key] for key in ("features", "bottom", "top")), name
 
 
 def test_an_unknown_model_is_refused_where_settings_are_read() -> None:
-    assert tuple(MODELS) == catalog.MODELS
+    assert list(MODELS) == list(catalog.MODELS)
     with pytest.raises(
         config.ConfigError, match=r"model.name = .resnet. is not known; known: cnn, al"
     ):

@@ -81,8 +81,15 @@ def layer_lines(placed: Sequence[Placed], first: int = 1) -> Iterator[str]:
     """Yield a line for every layer, inner ones included."""
     for number, layer in enumerate(placed, start=first):
         yield f"  {number:3} {_layer(layer)}"
-        yield from (f"        + {_layer(one)}" for one in layer.body)
-        yield from (f"        shortcut {_layer(one)}" for one in layer.shortcut)
+        yield from _inner_lines(layer, "      ")
+
+
+def _inner_lines(block: Placed, indent: str) -> Iterator[str]:
+    """Yield a line for every layer inside ``block``, at any depth."""
+    for sign, layers in (("+", block.body), ("shortcut", block.shortcut)):
+        for layer in layers:
+            yield f"{indent}  {sign} {_layer(layer)}"
+            yield from _inner_lines(layer, f"{indent}  ")
 
 
 def _placed(terms: Terms) -> tuple[list[Placed], int]:
