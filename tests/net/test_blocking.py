@@ -1,6 +1,5 @@
 """One device that refuses, says nothing or gives a false number must neither stop a run nor spend the others' rounds."""
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.net.client import connection
 from semisfl.net.frames import Frame
 from semisfl.net.server.sessions import STRIKES
 from semisfl.net.server.waiting import PASSED_OVER
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import BATCHNORM, Client, Network, Proxy, network, tiny, until
+from tests.net.harness import BATCHNORM, Client, Network, network, tiny, until
 
 ROUNDS = 8
 
@@ -81,7 +79,7 @@ def test_to_come_back_and_refuse_again_ends_in_quarantine() -> None:
 def test_a_device_that_never_answers_delays_one_round_in_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with network(drawn_in_pairs(4, deadline=10.0)) as net:
+    with network(drawn_in_pairs(4, deadline=4.0)) as net:
         net.join_all()
         obstruct(net, 0, refuse=False)
         assert len(run_rounds(net.experiment).rounds) == ROUNDS < PASSED_OVER
@@ -91,11 +89,11 @@ def test_a_device_that_never_answers_delays_one_round_in_many(
     assert "network.quorum = 2; left out: plaintext:client-0; missing: nobody" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["semisfl", "fedswitch", "semifl"])
+@pytest.mark.parametrize("method", ["semisfl", "semifl"])
 def test_a_device_that_never_answers_delays_one_round_in_many_above_the_quorum(method: str) -> None:
     """A device that answers shortly before each deadline is no worse; SemiFL asks twice in a round."""
     # Honest devices answer sooner, also on a busy machine.
-    deadline = {"deadline": 10.0, "quorum": 2}
+    deadline = {"deadline": 4.0, "quorum": 2}
     config = tiny(4, rounds=4, method=method, network=deadline, model={"layers": BATCHNORM})
     with network(config) as net:
         net.join_all()
@@ -126,38 +124,6 @@ def test_too_few_others_are_filled_up_with_those_that_were_passed_over_first() -
         assert net.fleet.waiting.missing() == "nobody"  # who is here and not drawn is not missing
 
 
-def test_a_device_that_leaves_between_two_questions_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It answers a step, and is back on a new connection before the slower ones have answered."""
-    monkeypatch.setattr(connection, "FIRST_DELAY", 0.02)
-    with network(drawn_in_pairs(5)) as net:
-        proxy = Proxy(net.address)
-
-        def think(_client: Client, frame: Frame) -> None:
-            if frame.kind == "split":
-                time.sleep(0.3)
-
-        for index in range(1, 5):
-            net.join(index, break_at=think)
-        net.join(0, f"127.0.0.1:{proxy.port}")
-        net.wait_for(5)
-        attacker = net.clients[0].device
-        honestly = attacker.answer
-
-        def answer(received: Any, kind: str, *parts: Any, **how: Any) -> None:
-            honestly(received, kind, *parts, **how)
-            if kind == "features":
-                threading.Timer(0.05, proxy.cut).start()
-
-        monkeypatch.setattr(attacker, "answer", answer)
-        threading.Timer(30, net.experiment.stop.request).start()
-        assert len(run_rounds(net.experiment).rounds) == ROUNDS
-        assert begun(net) <= 2 * ROUNDS + 2
-        assert net.fleet.roster.name(0) in net.fleet.waiting._passed_over
-        proxy.close()
-
-
 def test_the_operator_learns_which_device_makes_the_rounds_slow(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -165,9 +131,9 @@ def test_the_operator_learns_which_device_makes_the_rounds_slow(
 
     def late(_client: Client, frame: Frame) -> None:
         if frame.kind in ("split", "gradients"):
-            time.sleep(0.5)
+            time.sleep(0.4)
 
-    with network(tiny(3, rounds=3, network={"deadline": 10.0, "quorum": 3})) as net:
+    with network(tiny(3, rounds=2, network={"deadline": 5.0, "quorum": 3})) as net:
         net.fleet.open(tmp_path)
         for index in range(3):
             net.join(index, break_at=late if index == 1 else None)
@@ -182,7 +148,7 @@ def test_the_operator_learns_which_device_makes_the_rounds_slow(
         until(lambda: status.exists() and str(max(slow.values())) in status.read_text())
         assert main(["fleet", str(tmp_path), "list"]) == 0
     name = "plaintext:client-1"
-    assert max(slow, key=slow.__getitem__) == name and 1.5 <= slow[name] < 10
+    assert max(slow, key=slow.__getitem__) == name and 1.2 <= slow[name] < 10
     listed = capsys.readouterr().out
     assert f"longest to answer in the last round: {name}, {slow[name]:.2f} s" in listed
     assert caplog.text.count(f"{name} makes the rounds slow: its answers of this round took") == 1

@@ -319,7 +319,7 @@ def test_a_straggler_is_left_out_at_the_deadline_and_its_late_frames_are_ignored
 def test_a_slow_link_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload that takes longer than the deadline, but never stands still."""
     monkeypatch.setattr("semisfl.net.chunks.CHUNK", 64 * 1024)
-    config = tiny(1, rounds=1, network={"deadline": 2.0}, clients={"batch": 700, "steps": 1})
+    config = tiny(1, rounds=1, network={"deadline": 1.2}, clients={"batch": 400, "steps": 1})
     with network(config) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}", rate=150e3)
         net.enrol(0, f"127.0.0.1:{proxy.port}")
@@ -331,7 +331,7 @@ def test_a_slow_link_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "beat, silence", [(1.0, 2.5), pytest.param(None, None, marks=pytest.mark.slow, id="as-is")]
+    "beat, silence", [(0.6, 1.5), pytest.param(None, None, marks=pytest.mark.slow, id="as-is")]
 )
 def test_a_half_open_connection_is_noticed_on_both_sides(
     beat: float | None, silence: float | None, monkeypatch: pytest.MonkeyPatch

@@ -1,10 +1,7 @@
 """Test how connections and runs end, and what a device's folder may hold."""
 
 import os
-import queue
-import signal
 import threading
-import time
 from pathlib import Path
 
 import grpc
@@ -90,25 +87,6 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv(name, raising=False)
     with network(tiny(1)) as net:
         net.enrol(0)
-
-
-def test_a_slow_signal_handler_does_not_make_a_wait_endless() -> None:
-    with network(tiny(1)) as net:
-        inboxes = (net.join(0).link._inbox, net.fleet.sessions.inbox)
-        net.wait_for(1)
-    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.3))
-    try:
-        for inbox in inboxes:
-            rescue = threading.Timer(30, inbox.put, [None])
-            rescue.start()
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            with pytest.raises(queue.Empty):
-                while True:  # what the run left there, then nothing
-                    inbox.get(timeout=0.2)
-                    assert not rescue.finished.is_set(), "the signal made the wait endless"
-            rescue.cancel()
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 # --- a device's folder -----------------------------------------------------------------------------
