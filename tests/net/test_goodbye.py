@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semisfl.net import chunks
 from semisfl.net.client import connection
 from semisfl.net.client.join import load_images
 from semisfl.net.server.roster import Roster
 from tests.net.harness import SIDE, Proxy, network, tiny, until
 
 
-def test_a_lost_connection_is_told_from_a_goodbye(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_connection_is_told_from_a_goodbye(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "BEAT_SECONDS", 1.0)
     with caplog.at_level("INFO", logger="semisfl"), network(tiny(3)) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}")
         for client, address in ((0, None), (1, None), (2, f"127.0.0.1:{proxy.port}")):
@@ -113,16 +117,3 @@ def test_pipes_and_devices_called_like_images_are_passed_over(tmp_path: Path) ->
     thread.start()
     thread.join(20)
     assert loaded == [(1, 0)]
-
-
-def test_a_device_takes_every_image_below_its_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = tmp_path / "camera"
-    for value, name in enumerate(["1.png", "2026-11-15/2.png", "train/3.png", "train/x/4.png"], 1):
-        picture(root / name, value)
-    (root / "2026-11-16").mkdir()  # of today, and empty yet
-    (root / "train" / "5.HEIC").write_bytes(b"what a telephone takes, and Pillow cannot read")
-    images, skipped = load_images(root, (1, SIDE, SIDE))
-    assert sorted(image.unique().item() for image in images) == [1, 2, 3, 4] and not skipped
-    assert "skipped 1 file (not an image" in caplog.text
