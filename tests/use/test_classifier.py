@@ -14,14 +14,11 @@ from torch import nn
 from semisfl import evaluate, load, predict
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
-from semisfl.runs.directory import RunDirectory
-from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from semisfl.settings import catalog
 from semisfl.use import pictures
 from semisfl.use.evaluation import evaluate_on
 from tests import toy
-from tests.net.harness import network, tiny
 from tests.use.trained import Trained, write_images
 
 DATA = toy.dataset()
@@ -64,21 +61,6 @@ def test_no_weight_is_written_twice(trained: Trained) -> None:
     for method in catalog.METHODS:
         with safe_open(trained(method)[0] / "latest.safetensors", framework="pt") as file:
             assert not [name for name in file.keys() if name.startswith("/model/")], method  # noqa: SIM118
-
-
-def test_a_run_over_the_network_gives_the_same_kind_of_file(tmp_path: Path) -> None:
-    with network(tiny(2)) as net:
-        net.join_all()
-        directory = RunDirectory.create(tmp_path / "run", net.config)
-        result = run_rounds(net.experiment, directory)
-        directory.unlock()
-        model = load(tmp_path / "run" / "latest.safetensors")
-        predictions = model.predict(net.data.test_images)
-        assert torch.equal(
-            predictions.probabilities, predict(result.model, net.data.test_images, net.data)
-        )
-        assert predictions.classes == tuple("abcd")
-        assert model.description.settings["fleet"]["kind"] == "network"
 
 
 def test_the_best_is_taken_before_the_latest(trained: Trained, tmp_path: Path) -> None:

@@ -155,27 +155,25 @@ def test_mistakes_are_one_line(
 def test_predict_prints_and_skips(
     trained: Trained, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, good = str(trained("supervised")[0]), str(next(images.rglob("000.png")))
-    bad = tmp_path / "bad.png"
-    bad.write_text("no image")
-    (expected,) = load(run).predict(good).top(2)
-    assert main(["predict", run, good, str(bad), "--top", "2"]) == 0
-    printed = capsys.readouterr()
-    (name, first), (second_name, second) = expected
-    assert (
-        printed.out == f"{good}: {name} {100 * first:.1f} %, {second_name} {100 * second:.1f} %\n"
+    run, good, bad = (
+        str(trained("supervised")[0]),
+        str(next(images.rglob("000.png"))),
+        tmp_path / "bad.png",
     )
-    assert f"skipped {bad}: it is no image" in printed.err
-    assert main(["predict", run, good, str(bad), "--json"]) == 0
+    bad.write_text("no image")
+    (((name, first), (second_name, second)),) = load(run).predict(good).top(2)
+    words = ["predict", run, good, str(bad)]
+    assert main([*words, "--top", "2"]) == 0
+    printed = capsys.readouterr()
+    answers = f"{name} {100 * first:.1f} %, {second_name} {100 * second:.1f} %"
+    assert printed.out == f"{good}: {answers}\n" and f"skipped {bad}: it is no image" in printed.err
+    assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["images"][0]["classes"][0] == {"name": name, "probability": pytest.approx(first)}
-    assert len(answer["images"][0]["classes"]) == 3
     assert [skipped["image"] for skipped in answer["skipped"]] == [str(bad)]
-    assert main(["predict", run, good, "--csv", "--top", "1"]) == 0
-    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
-    assert rows == [["image", "class1", "probability1"], [good, name, f"{first:.6f}"]]
+    assert main([*words, "--csv", "--top", "1"]) == 0
+    assert capsys.readouterr().out == f"image,class1,probability1\n{good},{name},{first:.6f}\n"
     assert main(["predict", run, str(bad)]) == 2
-    assert "none of 1 image could be read" in capsys.readouterr().err
 
 
 def test_the_csv_of_odd_names_is_valid(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,14 +10,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from semisfl.cli.watching import serve_metrics
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.watch.address import Address, serve_app
 from semisfl.watch.exporter import Exporter
 from tests import toy
-from tests.net.harness import network, tiny
-from tests.watch.test_app import TOKEN, ask
+from tests.watch.test_app import ask
 
 PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
 EVENTS = {"here": 5, "refused": 2, "left_out": 1}
@@ -77,15 +75,6 @@ FULL = RoundMetrics(
 )
 
 
-def test_a_device_that_is_not_drawn_for_some_rounds_is_here() -> None:
-    with network(tiny(3)) as net, serve_metrics(net.fleet, "127.0.0.1:0", None, None) as made:
-        net.join_all()
-        assert isinstance(made, Exporter)
-        net.fleet.waiting.pass_over([net.fleet.roster.name(1)])
-        assert len(net.fleet.present()) == 2
-        assert samples(made)["semisfl_clients_present"] == {(): 3}
-
-
 def test_before_the_first_round_only_the_fleet_is_known() -> None:
     values = samples(exporter())
     assert values["semisfl_clients_present"] == {(): 3}
@@ -121,12 +110,6 @@ def test_after_a_round_the_exporter_has_its_numbers() -> None:
     assert values["semisfl_round_seconds_total"] == {(): 5.0}
     assert values["semisfl_last_round_seconds"] == {(): 3.0}
     assert values["semisfl_left_out_total"] == {(): 1}
-
-
-def test_the_exporter_needs_the_pages_token() -> None:
-    with serve_app(exporter().app, Address("127.0.0.1", 0, TOKEN)) as url:
-        assert ask(url, "/metrics")[0] == 401
-        assert ask(url, "/metrics", authorization=f"Bearer {TOKEN}")[0] == 200
 
 
 def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() -> None:
