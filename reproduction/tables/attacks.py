@@ -10,7 +10,7 @@ from reproduction.poisoning.attacks import ATTACKS
 from reproduction.poisoning.grid import DIGITS, NOBODY, Outcome, losses
 from reproduction.records import entries, entry
 from reproduction.tables.numbers import accuracies, each, spread, table
-from semisfl.fleet.caps import Held, Price
+from semisfl.fleet.caps import RoundSizes, RoundUse
 from semisfl.settings import config as configs
 from semisfl.settings.policy import Policy, read_policy, upload_bits
 
@@ -281,7 +281,7 @@ TRIED = {
     "n14-u01": "`strict.toml` with `update_noise = 0.01`",
     "n14-u03": "`strict.toml`",
 }
-HELD = Held(images=400, batch=32, features=1024, weights=52_096)
+HELD = RoundSizes(images=400, batch=32, features=1024, weights=52_096)
 """A device of the digits preset: about 400 images, 10 steps of 32."""
 
 
@@ -293,7 +293,7 @@ def policy_cost() -> str:
         bits = "0" if point == "supervised" else "no bound"
         if point in noises:
             policy = strict.model_copy(update={"update_noise": noises[point]})
-            bits = f"{Price.of_split(policy, 10, HELD).bits:,.0f}"
+            bits = f"{RoundUse.of_split(policy, 10, HELD).bits:,.0f}"
         rows.append((words, spread(accuracy), bits))
     return table(("with", "accuracy", "bits per image and round"), rows)
 

@@ -16,7 +16,7 @@ from semisfl.data.batches import Views, join_views, split_views
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
-from semisfl.fleet.caps import Held
+from semisfl.fleet.caps import RoundSizes
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.outgoing import Cleared, Outgoing
@@ -64,7 +64,7 @@ class ClientBlock:
         self._students: Stack | None = None
         self._teachers: Stack | None = None
         self._features = model.features
-        self.held = Held.of(model, config.clients.batch, len(setup.images))
+        self.sizes = RoundSizes.of(model, config.clients.batch, len(setup.images))
         self._full = FullModelClients(setup, self.shards, self.batches, self.traffic)
 
     # --- a split round ---------------------------------------------------------------------------

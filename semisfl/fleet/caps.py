@@ -27,7 +27,7 @@ def most_uses(steps: int, batch: int, count: int) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class RoundSizes:
     """Sizes that decide what a round of a client uses of its quotas."""
 
     images: int
@@ -38,7 +38,7 @@ class Held:
     """Values of a bottom that are no counters: weights, and BatchNorm's statistics."""
 
     @classmethod
-    def of(cls, model: SplitModel, batch: int, images: int) -> "Held":
+    def of(cls, model: SplitModel, batch: int, images: int) -> "RoundSizes":
         """Return the sizes of a client with ``images`` that trains the bottom of ``model``."""
         state = model.bottom.state_dict().values()
         weights = sum(tensor.numel() for tensor in state if tensor.is_floating_point())
@@ -46,7 +46,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Price:
+class RoundUse:
     """What one round uses of a client's quotas."""
 
     uses: int = 0
@@ -55,10 +55,10 @@ class Price:
     """Most bits about one image; whole models have no bound."""
 
     @classmethod
-    def of_split(cls, policy: Policy, steps: int, held: Held) -> "Price":
+    def of_split(cls, policy: Policy, steps: int, sizes: RoundSizes) -> "RoundUse":
         """Return what a split round of ``steps`` uses, whole also if it ends early."""
-        uses = most_uses(steps, held.batch, held.images)
-        return cls(uses, round_bits(policy, uses, held.features, held.weights))
+        uses = most_uses(steps, sizes.batch, sizes.images)
+        return cls(uses, round_bits(policy, uses, sizes.features, sizes.weights))
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Spent:
     bits: float = 0.0
     """All that was sent carries no more than this about any one image."""
 
-    def plus(self, price: Price) -> "Spent":
-        """Return the sum with one more round; raise `PolicyBreach` for a negative price."""
-        if not (price.uses >= 0 and price.bits >= 0):
-            raise PolicyBreach(f"a round of {price.uses} uses would give back what was spent")
-        return Spent(self.rounds + 1, self.uses + price.uses, self.bits + price.bits)
+    def plus(self, use: RoundUse) -> "Spent":
+        """Return the sum with one more round; raise `PolicyBreach` for a negative use."""
+        if not (use.uses >= 0 and use.bits >= 0):
+            raise PolicyBreach(f"a round of {use.uses} uses would give back what was spent")
+        return Spent(self.rounds + 1, self.uses + use.uses, self.bits + use.bits)
 
     def excess(self, policy: DevicePolicy) -> str | None:
         """Return which quota of the policy this exceeds, in one line; None if it fits."""

@@ -1,4 +1,4 @@
-"""The simulation: all clients in this process, each taking part until its policy's caps are used up."""
+"""The simulation: all clients in this process, each taking part until its policy's quotas are used up."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.block import ClientBlock
-from semisfl.fleet.caps import Price, Spent
+from semisfl.fleet.caps import RoundUse, Spent
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.outgoing import Cleared
 from semisfl.fleet.setup import FleetSetup
@@ -40,7 +40,7 @@ class Simulation:
         """Do nothing: clients end with their process."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what clients have used up of their caps; draws follow from the round's number."""
+        """Return what clients have used of their quotas; draws follow from the round's number."""
         if not self._policy.capped:
             return {}
         bits = self._policy.bits_per_image is not None  # else it may be infinite
@@ -63,7 +63,7 @@ class Simulation:
         return {client: str(client) for client in range(len(self._spent))}
 
     def wait_ready(self) -> None:
-        """Raise `ValueError` if the policies' caps leave no client."""
+        """Raise `ValueError` if the policies' quotas leave no client."""
         if not self.present():
             raise ValueError(f"no client is left: {self._refusal(0)}; ask for fewer rounds")
 
@@ -72,16 +72,16 @@ class Simulation:
         return None
 
     def spend(self, clients: Sequence[int]) -> None:
-        """Take one round from these clients' caps."""
+        """Take one round from these clients' quotas."""
         for client in clients if self._policy.capped else ():
-            self._spent[client] = self._spent[client].plus(self._price(client))
+            self._spent[client] = self._spent[client].plus(self._round_use(client))
 
-    def _price(self, client: int) -> Price:
-        held = replace(self.block.held, images=len(self.block.shards[client]))
-        return Price.of_split(self._policy, self.config.clients.steps, held)
+    def _round_use(self, client: int) -> RoundUse:
+        sizes = replace(self.block.sizes, images=len(self.block.shards[client]))
+        return RoundUse.of_split(self._policy, self.config.clients.steps, sizes)
 
     def _refusal(self, client: int) -> str | None:
-        return self._spent[client].plus(self._price(client)).excess(self._policy)
+        return self._spent[client].plus(self._round_use(client)).excess(self._policy)
 
 
 class LocalFleet(Simulation):
@@ -91,7 +91,7 @@ class LocalFleet(Simulation):
         self, setup: FleetSetup, make_block: Callable[[FleetSetup], ClientBlock] = ClientBlock
     ) -> None:
         super().__init__(make_block(setup))
-        # Clients whose caps are used up leave, and a captured step has a fixed number of slots.
+        # Clients whose quotas are used up leave, and a captured step has a fixed number of slots.
         self.capturable = not self._policy.capped
 
     def start_round(self, plan: SplitRound) -> None:

@@ -335,5 +335,5 @@ def test_a_refusal_tells_nothing_of_other_servers() -> None:
 
     owner = {"policy": DevicePolicy(uses_per_image=700), "allowance": allowance}
     with meeting(script, **owner) as (_, server):
-        assert server.received[-1].fields == {"reason": "what its owner's caps allow is used up"}
+        assert server.received[-1].fields == {"reason": "its owner's quotas are used up"}
         assert server.received[-1].kind == "refusal"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisfl.fleet.base import RoundAborted
-from semisfl.fleet.caps import Classified, Held, Price, Spent
+from semisfl.fleet.caps import Classified, RoundSizes, RoundUse, Spent
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.rejection import Rejected
 from semisfl.runs.loop import run_rounds
@@ -38,8 +38,8 @@ def counted(net: Network, rounds: int) -> None:
 
 def test_every_number_is_read_as_it_was_written(tmp_path: Path) -> None:
     file, policy = tmp_path / "policy.spent.json", DevicePolicy(rounds=9, uses_per_image=99)
-    Allowance(file).take(policy, Price(uses=7, bits=2.5))
-    Allowance(file).take(policy, Price(uses=4, bits=1.0))
+    Allowance(file).take(policy, RoundUse(uses=7, bits=2.5))
+    Allowance(file).take(policy, RoundUse(uses=4, bits=1.0))
     Allowance(file).take_answers(policy, ["one", "two", "one"], 0.5)
     again = Allowance(file)
     assert again.spent == Spent(rounds=2, uses=11, bits=3.5)
@@ -69,14 +69,14 @@ def test_a_damaged_count_is_said_and_never_read_as_nothing(text: str, tmp_path: 
 def test_nothing_is_sent_that_cannot_be_counted(tmp_path: Path) -> None:
     allowance = Allowance(tmp_path / "not there" / "policy.spent.json")
     with pytest.raises(ConfigError, match=r"spent\.json cannot be written \(No such file"):
-        allowance.take(ROUNDS, Price())
+        allowance.take(ROUNDS, RoundUse())
     file = tmp_path / "policy.spent.json"
-    Allowance(file).take(ROUNDS, Price())
+    Allowance(file).take(ROUNDS, RoundUse())
     with (
         largest_file(4),
         pytest.raises(ConfigError, match=r"cannot be written \(.* in a folder with room"),
     ):
-        Allowance(file).take(ROUNDS, Price())
+        Allowance(file).take(ROUNDS, RoundUse())
     assert Allowance(file).spent.rounds == 1
 
 
@@ -84,9 +84,9 @@ def test_processes_that_share_a_file_share_its_quotas(tmp_path: Path) -> None:
     file = beside(tmp_path / "policy.toml")
     one, other = Allowance(file), Allowance(file)
     for allowance in (one, other, one):
-        allowance.take(ROUNDS, Price())
+        allowance.take(ROUNDS, RoundUse())
     with pytest.raises(PolicyBreach, match="round 4"):
-        other.take(ROUNDS, Price())
+        other.take(ROUNDS, RoundUse())
     with one.counting(ROUNDS):  # as a process that starts: it gives back nothing
         pass
     assert Allowance(file).spent.rounds == 3
@@ -111,8 +111,8 @@ def test_a_quota_ends_the_part_before_anything_is_sent_and_outlasts_the_process(
 ) -> None:
     file = beside(tmp_path / "policy.toml")
     with network(tiny(1, rounds=3)) as net:
-        held = Held.of(net.experiment.method.student, 4, 12)  # type: ignore[attr-defined]
-        each = Price.of_split(DevicePolicy(**NOISY), 2, held).bits
+        held = RoundSizes.of(net.experiment.method.student, 4, 12)  # type: ignore[attr-defined]
+        each = RoundUse.of_split(DevicePolicy(**NOISY), 2, held).bits
         if "bits_per_image" in policy:
             policy = {**policy, "bits_per_image": policy["bits_per_image"] * each}
         limits = DevicePolicy(**policy)
@@ -131,7 +131,7 @@ def test_a_quota_ends_the_part_before_anything_is_sent_and_outlasts_the_process(
         assert reason in ended(net.join(0, policy=limits, allowance=Allowance(file)))
     spent = Allowance(file).spent
     assert spent.rounds == 2 and (not limits.noise or spent.bits == pytest.approx(2 * each))
-    assert "what its owner's caps allow is used up" in audited(caplog)[-1]
+    assert "its owner's quotas are used up" in audited(caplog)[-1]
 
 
 # A round of `tiny` uses each of a device's 12 images once at most: 2 steps of 4.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semisfl.fleet.caps import Held, Price, Spent, most_uses
+from semisfl.fleet.caps import RoundSizes, RoundUse, Spent, most_uses
 from semisfl.fleet.consent import about_batch, objections
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.policy import (
@@ -176,18 +176,18 @@ def test_caps_end_a_clients_part() -> None:
     policy = DevicePolicy(rounds=5, uses_per_image=8)
     spent = Spent()
     for _ in range(2):
-        spent = spent.plus(Price(uses=4))
+        spent = spent.plus(RoundUse(uses=4))
         assert spent.excess(policy) is None
-    after = spent.plus(Price(uses=4))
+    after = spent.plus(RoundUse(uses=4))
     assert "used 12 times, the policy has uses_per_image = 8" in (after.excess(policy) or "")
     assert "rounds = 2" in (after.excess(DevicePolicy(rounds=2)) or "")
     for bits, fits in ((50.0, True), (50.1, False), (inf, False)):
-        twice = Spent().plus(Price(1, bits)).plus(Price(1, bits))
+        twice = Spent().plus(RoundUse(1, bits)).plus(RoundUse(1, bits))
         assert (twice.excess(NOISY) is None) == fits
 
 
 NOISY = DevicePolicy(clip=1.0, noise=0.14, update_clip=1.0, update_noise=0.01, bits_per_image=100.0)
-HELD = Held(images=320, batch=32, features=512, weights=52_096)
+HELD = RoundSizes(images=320, batch=32, features=512, weights=52_096)
 
 
 def test_a_round_costs_the_capacity_of_every_row_and_of_the_upload() -> None:
@@ -196,18 +196,18 @@ def test_a_round_costs_the_capacity_of_every_row_and_of_the_upload() -> None:
     assert row_bits(10**9, 0.14) == pytest.approx(0.7213 / 0.14**2, rel=1e-3)
     assert row_bits(1, 1.0) == pytest.approx(0.5)
     assert row_bits(512, 0.0) == inf
-    price = Price.of_split(NOISY, 10, HELD)
+    price = RoundUse.of_split(NOISY, 10, HELD)
     assert price.uses == 1
     # Both views of one image, and all weights as one row: however many images share the upload.
     assert price.bits == pytest.approx(2 * row_bits(512, 0.14) + row_bits(52_096, 0.01))
-    fewer = Price.of_split(NOISY, 10, replace(HELD, images=100))
+    fewer = RoundUse.of_split(NOISY, 10, replace(HELD, images=100))
     assert fewer.bits - price.bits == pytest.approx(2 * 3 * row_bits(512, 0.14))
     unbounded = Policy(update_clip=1.0, update_noise=0.01)
-    assert Price.of_split(unbounded, 10, HELD).bits == inf
+    assert RoundUse.of_split(unbounded, 10, HELD).bits == inf
 
 
 @pytest.mark.parametrize(("uses", "bits"), [(-1, 1.0), (1, -1.0), (0, nan)])
 def test_nothing_is_given_back(uses: int, bits: float) -> None:
     """A server that asks for -1000 steps gains no uses."""
     with pytest.raises(PolicyBreach, match="would give back what was spent"):
-        Spent(3, 4, 5.0).plus(Price(uses, bits))
+        Spent(3, 4, 5.0).plus(RoundUse(uses, bits))

@@ -1,4 +1,9 @@
-"""Hold every round to the terms that the device agreed to: a server may ask for less, never for more."""
+"""Hold every round to the terms that the device agreed to: a server may ask for less, never for more.
+
+The terms of a run are fixed when a device joins; their digest is what its owner accepts. What comes later are the
+numbers of a round (its index, steps and learning rate), weights and gradients. The numbers are checked against the
+terms here, and so is the length of gradients.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +28,11 @@ reach 0.01 for a row and 0.001 for a batch."""
 
 
 def check_split(config: Config, frame: Frame) -> None:
-    """Raise `PolicyBreach` if the ``frame`` that begins a split round differs from the terms."""
+    """Raise `PolicyBreach` if the ``frame`` that begins a split round differs from the terms' ``config``.
+
+    Checked are the round's index, steps and learning rate, whether a teacher comes with it, and how the device is to
+    move that teacher (`ema`, `decay`).
+    """
     fields = frame.fields
     _check_numbers(config, fields, least_steps=1)
     # A method without this setting decides for each client and round who labels.
@@ -37,9 +46,14 @@ def check_split(config: Config, frame: Frame) -> None:
 def check_full(
     member: Member, works: Mapping[str, ClientWork], fields: Mapping[str, Any]
 ) -> ClientWork:
-    """Return the work that a full-model round asks for, one of ``works``.
+    """Return the work that a full-model round asks for.
 
-    Raises `PolicyBreach` if the round differs from the terms.
+    Args:
+        member: the device's part in the run, with its model and the terms' settings.
+        works: what the method's clients can be asked to do, by name.
+        fields: the fields of the frame that begins the round.
+
+    Raises `PolicyBreach` if the round differs from the terms, or asks for other work.
     """
     if (work := works.get(fields["work"])) is None:
         raise PolicyBreach(
@@ -73,7 +87,8 @@ def method_settings(config: Config) -> dict[str, Any]:
 def check_gradients(gradients: Tensor, features: Tensor) -> None:
     """Raise `PolicyBreach` if the ``gradients`` [batch, features] of a step are too long, or NaN.
 
-    ``features`` are those that the device sent: the server knows both, so a refusal tells it nothing.
+    ``features`` [batch, features] are those that the device sent for this step, clipped and with noise. The server
+    knows both, so a refusal tells it nothing.
     """
     # A small clip makes features short, and gradients shrink on their way through it.
     typical = max(1.0, float(features.float().pow(2).sum(1).mean().sqrt()))
@@ -88,6 +103,7 @@ def check_gradients(gradients: Tensor, features: Tensor) -> None:
 
 
 def _check_numbers(config: Config, fields: Mapping[str, Any], least_steps: int) -> None:
+    """Raise `PolicyBreach` if a round's index, steps or learning rate is outside the terms' range."""
     rate = config.optimizer
     lowest = rate.lr_min / (1 + ROUNDING) if least_steps else 0.0
     agreed = {

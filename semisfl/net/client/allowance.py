@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from semisfl.files import write_whole
-from semisfl.fleet.caps import Classified, Price, Spent
+from semisfl.fleet.caps import Classified, RoundUse, Spent
 from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.settings.sections import ConfigError
 
-USED_UP = "what its owner's caps allow is used up"
+USED_UP = "its owner's quotas are used up"
 """All that a server hears: the counts are also those of other servers."""
 
 
@@ -37,15 +37,15 @@ class Allowance:
         """Return what training and `classify` have used together."""
         return self.classified.beside(self.spent)
 
-    def check(self, policy: DevicePolicy, price: Price) -> None:
-        """Raise `PolicyBreach` if one more round at this price exceeds the quotas."""
-        _refuse_excess(policy, self.classified.beside(self.spent.plus(price)))
+    def check(self, policy: DevicePolicy, use: RoundUse) -> None:
+        """Raise `PolicyBreach` if one more round with this ``use`` exceeds the quotas."""
+        _refuse_excess(policy, self.classified.beside(self.spent.plus(use)))
 
-    def take(self, policy: DevicePolicy, price: Price) -> None:
+    def take(self, policy: DevicePolicy, use: RoundUse) -> None:
         """Count one round, on disk before anything is sent; raise `PolicyBreach` beyond the quotas."""
         with self.counting(policy):
-            self.check(policy, price)
-            self.spent = self.spent.plus(price)
+            self.check(policy, use)
+            self.spent = self.spent.plus(use)
 
     def take_answers(self, policy: DevicePolicy, images: Sequence[str], bits: float) -> None:
         """Count one use of ``bits`` for each image to classify, by the digest of its content; as `take` does."""
@@ -73,7 +73,7 @@ class Allowance:
         except OSError as error:
             raise ConfigError(
                 f"{file} cannot be written ({error.strerror or error}), where this device counts what "
-                "the policy's caps allow; keep the policy in a folder with room that it may write to"
+                "the policy's quotas allow; keep the policy in a folder with room that it may write to"
             ) from error
 
     def _read(self, file: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork
-from semisfl.fleet.caps import Price
+from semisfl.fleet.caps import RoundUse
 from semisfl.fleet.outgoing import Cleared
 from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
@@ -222,7 +222,7 @@ class Device:
             self.beginnings = {"full": messages.FULL} if self._works else split
             self._connection.run = terms.run
         member = self.member
-        self._allowance.check(self.outgoing.policy, self._price(member.config.clients.steps))
+        self._allowance.check(self.outgoing.policy, self._round_use(member.config.clients.steps))
         self.expect({"enrolled": messages.ENROLLED})
         ready = {"images": len(member.images), "skipped": member.skipped}
         self.answer(received, "ready", {"model": member.schemas.digest, **ready})
@@ -241,17 +241,17 @@ class Device:
 
     # --- rounds ----------------------------------------------------------------------------------
 
-    def _price(self, steps: int) -> Price:
+    def _round_use(self, steps: int) -> RoundUse:
         """Return what a round of ``steps`` uses of the quotas."""
         if self._works:  # no features leave, but each round's model is made of every image
-            return Price()
-        return Price.of_split(self.outgoing.policy, steps, self.member.held)
+            return RoundUse()
+        return RoundUse.of_split(self.outgoing.policy, steps, self.member.sizes)
 
     def _begin_round(self, fields: Mapping[str, Any]) -> None:
         """Count a round, on disk before anything of it is sent, and log what was sent so far."""
         policy = self.outgoing.policy
         self._doing = f"training in round {fields['round'] + 1}"
-        self._allowance.take(policy, self._price(fields["steps"]))
+        self._allowance.take(policy, self._round_use(fields["steps"]))
         spent = self._allowance.total
         if self.rounds == 0 or math.isfinite(spent.bits):
             log.info("%s", spent.words(policy))

@@ -42,11 +42,22 @@ def join(
 ) -> None:
     """Take part with the images in ``data`` until the run is finished or ``stop`` is set.
 
-    A server may ask for methods that are installed here under a name, and for ``allow_methods``
-    (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
-    server asks (`semisfl.settings.policy`). ``accept`` holds digests of terms that the owner has
-    accepted; others are refused. Raises `semisfl.net.client.rejection.Rejected` with the server's
-    reason if it refuses this client. ``report`` follows what the device does.
+    Args:
+        address: the server's HOST:PORT.
+        data: a folder of images; those in its subfolders count too. They stay on this device.
+        certificates: the device's folder of certificates; None with ``insecure_loopback``.
+        device: auto, cpu, cuda or cuda:N.
+        insecure_loopback: connect without TLS; only to this machine, for tests.
+        name: the device's name without TLS; a certificate has its own.
+        allow_methods: methods (``package.module:Class``) that the server may ask for, besides those that are
+            installed under a name.
+        policy: a file with the limits of this device's owner (`semisfl.settings.policy`).
+        accept: digests of terms that the owner accepts; others are refused.
+        stop: the flag that ends the device after the iteration at hand.
+        report: follows what the device does.
+
+    Raises `semisfl.net.client.rejection.Rejected` if the server refuses this device or the policy forbids what it
+    asks for, and `ConfigError` for a mistake on this device, before it connects.
     """
     credentials = (
         None if insecure_loopback else certs.load_client_credentials(certificates or Path())
@@ -69,7 +80,11 @@ def join(
 
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:
-    """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable."""
+    """Return every readable image under ``root``, and how many are unreadable.
+
+    The images are uint8 [n, C, H, W], resized to ``shape`` (C, H, W). Unreadable images are counted and the first
+    ones named in the log. Raises `ConfigError` if none can be read, and `Stopped` if ``stop`` is set meanwhile.
+    """
     listing = folder.all_images(root).listing()
     for note in listing.notes:  # files of other kinds, such as HEIC
         log.warning("%s", note)

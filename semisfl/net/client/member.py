@@ -1,4 +1,4 @@
-"""Hold a client's images, model and block of one while it belongs to a run."""
+"""A device's part in one run: its images, its model, and the block of one client that trains it."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.block import ClientBlock
-from semisfl.fleet.caps import Held
+from semisfl.fleet.caps import RoundSizes
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models.build import build_model
@@ -24,14 +24,21 @@ Images = Callable[[Shape], tuple[Tensor, int]]
 
 
 class Member:
-    """Hold what a client needs in every round of one run."""
+    """What a device needs in every round of one run, built from the run's terms alone."""
 
     block: ClientBlock
+    """The engine of this client; there is none before `enrol`."""
 
     def __init__(self, terms: Terms, load: Images, hardware: Hardware) -> None:
+        """Build the model of ``terms`` on ``hardware`` and ``load`` the images in their shape.
+
+        Raises `ValueError` if the model cannot be built or is larger than any model may be, and what ``load``
+        raises.
+        """
         self.config = terms.config
         self.hardware = hardware
         self.client = -1
+        """This client's index in the run; -1 before `enrol`."""
         self.terms = terms
         built = build_model(terms.config, terms.shape, terms.classes, projector="none")
         self.model = built.to(hardware.device)
@@ -41,17 +48,23 @@ class Member:
         self.images, self.skipped = load(terms.shape)
 
     @property
-    def held(self) -> Held:
-        """Return the sizes that decide what a round costs."""
-        return Held.of(self.model, self.config.clients.batch, len(self.images))
+    def sizes(self) -> RoundSizes:
+        """Return the sizes that decide what a round uses of the quotas."""
+        return RoundSizes.of(self.model, self.config.clients.batch, len(self.images))
 
     def hold_whole_model(self) -> None:
-        """Make room for the top, whose weights come with the round."""
+        """Allocate the top, whose weights come with a full-model round. A split round leaves it out."""
         if any(tensor.is_meta for tensor in self.model.top.state_dict().values()):
             self.model.top.to_empty(device=self.hardware.device)
 
     def enrol(self, client: int, stop: StopFlag, outgoing: Outgoing | None = None) -> None:
-        """Make the block of one; a client keeps its index for the whole run."""
+        """Make the block of this client, once: a client keeps its index for the whole run.
+
+        Args:
+            client: the index in the run, which decides the client's random draws.
+            stop: ends a round between two iterations.
+            outgoing: applies the policy to all that the block gives out.
+        """
         if client == self.client:
             return
         self.client = client

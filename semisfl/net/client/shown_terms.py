@@ -1,4 +1,8 @@
-"""Show an owner what a run would compute on their device and send from it."""
+"""What a run would compute on a device and send from it, as text for the device's owner.
+
+The owner reads it (`semisfl inspect`) and accepts its digest. So it says what a layer *is*, not what the server
+calls it, and how many values and bytes leave the device.
+"""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -11,6 +15,7 @@ from semisfl.settings import lookup
 from semisfl.settings.counts import plural
 
 UNNAMED = {"kind", "name", "body", "shortcut"}
+"""Fields of a layer that its line shows otherwise."""
 
 
 def text_of_terms(terms: Terms) -> str:
@@ -20,6 +25,7 @@ def text_of_terms(terms: Terms) -> str:
 
 
 def _about_run(terms: Terms) -> Iterator[str]:
+    """Yield the lines about the method, its settings, rounds, optimiser, codecs and policy."""
     config, rate = terms.config, terms.config.optimizer
     augment, wire = config.data.augment, config.wire
     section = lookup.method(config.method).section
@@ -46,6 +52,7 @@ def _about_run(terms: Terms) -> Iterator[str]:
 
 
 def _about_model(terms: Terms) -> Iterator[str]:
+    """Yield the lines about the images and every layer, with the cut between device and server."""
     placed, held = _placed(terms)
     bottom = sum(layer.parameters for layer in placed[:held])
     total = sum(layer.parameters for layer in placed)
@@ -60,6 +67,7 @@ def _about_model(terms: Terms) -> Iterator[str]:
 
 
 def _about_sending(terms: Terms) -> Iterator[str]:
+    """Yield the lines about what leaves the device: features and a bottom, or whole models."""
     placed, held = _placed(terms)
     wire, values = terms.config.wire, prod(placed[held - 1].gives)
     size = {codec: codec_named(codec).size((1, values)) for codec in wire.codecs}
@@ -78,7 +86,7 @@ def _about_sending(terms: Terms) -> Iterator[str]:
 
 
 def layer_lines(placed: Sequence[Placed], first: int = 1) -> Iterator[str]:
-    """Yield a line for every layer, inner ones included."""
+    """Yield a line for every layer of ``placed``, numbered from ``first``; a block's layers follow it, indented."""
     for number, layer in enumerate(placed, start=first):
         yield f"  {number:3} {_layer(layer)}"
         yield from _inner_lines(layer, "      ")
@@ -105,7 +113,7 @@ def _layer(placed: Placed) -> str:
 
 
 def image_line(shape: Shape, classes: int, *normalised: tuple[float, ...]) -> str:
-    """Return the line about images, ``normalised`` by mean and std."""
+    """Return the line about images of this ``shape`` (C, H, W), ``normalised`` by a mean and a std per channel."""
     mean, std = (", ".join(f"{value:g}" for value in values) for values in normalised)
     sides = " x ".join(map(str, shape))
     return f"images      {sides}, {classes} classes; normalised by mean {mean} and std {std}"
