@@ -12,11 +12,11 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
+from tests.cli.test_cli import write_images
 from tests.net.harness import accept_all, tiny
 from tests.processes import Forked
 
@@ -29,10 +29,7 @@ def labeled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for folder in ("train/a", "train/b", "test/a", "test/b"):
-        (tmp_path / "labeled" / folder).mkdir(parents=True)
-        for number in range(8):
-            pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "labeled" / folder / f"{number}.png")
+        write_images(tmp_path / "labeled" / folder, 8, rng)
     return tmp_path / "labeled"
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from semisfl.cli import signals
 from semisfl.cli.main import main
@@ -23,6 +22,7 @@ from semisfl.runs import checkpoint
 from semisfl.settings import lookup
 from semisfl.stopping import Stopped
 from tests import processes
+from tests.cli.test_cli import write_images
 from tests.net.harness import until
 from tests.processes import Forked
 from tests.toy import assemble
@@ -38,11 +38,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rng = np.random.default_rng(0)
     for part, count in (("train", 30), ("test", 20)):
         for name in ("a", "b"):
-            folder = tmp_path / "images" / part / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
+            write_images(tmp_path / "images" / part / name, count, rng)
     return tmp_path / "images"
 
 
