@@ -10,7 +10,11 @@ MEASURED = (64, 1024)
 
 
 def objections(policy: Policy, config: Config) -> list[str]:
-    """Return one line for every term that breaks ``policy``: the value, the limit and the fix."""
+    """Return one line for every term of the run ``config`` that breaks ``policy``: the value, the limit and the fix.
+
+    A method that sends whole models breaks a device's policy unless it has full_models = true, and any policy with a
+    line that would do nothing for whole models. Other methods break it by a codec that is finer than the policy's.
+    """
     whole_models = bool(lookup.method(config.method).works)
     if whole_models:
         return _about_methods(policy, config.method)

@@ -1,6 +1,7 @@
 """What a device has used of its policy's quotas, kept on disk: a restart must not lift them.
 
-Training and `classify` count in one file, and each counts what the other one sent.
+Training and `classify` count in one file, and each counts what the other one sent. A use is written down, and is on
+the disk, before anything of it is sent: a device that is killed in between has counted too much, never too little.
 """
 
 import contextlib
@@ -77,6 +78,7 @@ class Allowance:
             ) from error
 
     def _read(self, file: Path) -> None:
+        """Read the counts; raise `ConfigError` for a file that is damaged."""
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
             spent = Spent(int(plain["rounds"]), int(plain["uses"]), float(plain["bits"]))
@@ -103,6 +105,7 @@ def beside(policy: Path) -> Path:
 
 
 def _refuse_excess(policy: DevicePolicy, spent: Spent) -> None:
+    """Raise `PolicyBreach` if ``spent`` exceeds the policy. The server hears no numbers."""
     if (reason := spent.excess(policy)) is not None:
         raise PolicyBreach(reason, USED_UP)
 

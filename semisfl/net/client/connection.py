@@ -1,4 +1,10 @@
-"""A device's connection to its server: it is opened again whenever it breaks, until the run is finished."""
+"""A device's connection to its server: it is opened again whenever it breaks, until the run is finished.
+
+One `Connection` lasts as long as the device. It opens one `Stream` after another, and each stream hands out the
+frames that arrive on it as `Received`. An answer goes back through the stream of its question: if that stream has
+ended, nobody waits for the answer any more. The network runs on an event loop in a thread of its own, so that
+training never delays it; `Connection.receive` and `Stream.answer` are the two ways between the threads.
+"""
 
 import asyncio
 import logging
@@ -28,12 +34,15 @@ from semisfl.settings import catalog
 log = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.25
+"""Seconds before the second attempt; each later delay is twice as long."""
 LONGEST_DELAY = 6.0
+"""Seconds of a delay at most."""
 DOUBLINGS = 10
 """Doublings of the first delay at most: after a thousand it is no longer a float."""
 PROGRESS_SECONDS = 0.5
 """Between two reports that a long frame is still arriving."""
 GOODBYE_SECONDS = 1.0
+"""For the server to end the stream after a goodbye."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,13 @@ def open_channel(
     options: Sequence[tuple[str, int]],
     kind: Any = grpc,
 ) -> Any:
-    """Return a channel of `grpc`, or of `grpc.aio`, that shows the certificate; None: one in plaintext."""
+    """Return a gRPC channel to ``address`` (HOST:PORT) with mutual TLS.
+
+    Args:
+        certificate: what this side shows, and the authority that it trusts; None: a channel in plaintext.
+        options: channel arguments, see `semisfl.net.chunks.options`.
+        kind: `grpc` for blocking calls, or `grpc.aio`.
+    """
     if certificate is None:
         return kind.insecure_channel(address, options=options)
     files = certificate.authority, certificate.key, certificate.certificate
@@ -76,9 +91,11 @@ class Stream:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make a stream whose answers are sent on ``loop``."""
         self.welcomed = False
         """Whether the server has sent its first frame."""
         self.outbox: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        """Tickets with the frames that answer them; no bytes: a sign of life. None ends the stream."""
         self.drained = asyncio.Event()
         """Set once everything was sent, or nothing more can be."""
         self.enrolled = False
@@ -135,13 +152,16 @@ class Connection:
         """Connect in the background.
 
         Args:
+            target: the server, and the certificate or name to show.
             owner: the limits of the device's owner.
             allow_methods: methods of other packages (``package.module:Class``) that a server may ask for,
                 besides those that are installed under a name.
             thread: the event loop to use; None: one of its own.
         """
         self.owner = owner or Owner()
+        """The limits of the device's owner."""
         self.methods = frozenset(catalog.METHODS) | frozenset(allow_methods)
+        """Methods that the server may ask for."""
         self.outgoing = Outgoing(self.owner.policy, encode, unpredictable=True)
         """Makes every frame that this device sends."""
         self.run = ""
@@ -191,6 +211,7 @@ class Connection:
             self._thread.stop()
 
     async def _goodbye(self, seconds: float) -> None:
+        """Send what is queued and end the stream, so that the server knows that the device leaves."""
         if (stream := self._current) is None:
             return
         stream.outbox.put_nowait(None)
@@ -209,6 +230,7 @@ class Connection:
     # --- attempts --------------------------------------------------------------------------------
 
     async def _stay_connected(self) -> None:
+        """Run until the server ends the run or refuses this device; `receive` learns which."""
         try:
             await self._until_over()
         except (Rejected, CertError) as error:
@@ -218,6 +240,7 @@ class Connection:
             self._inbox.put(None)
 
     async def _until_over(self) -> None:
+        """Open streams until the run is finished; raise `Rejected` if no further attempt can help."""
         while True:
             self._renew_certificate()
             if self._certificate and (fault := credentials.expired(self._certificate)):
@@ -289,6 +312,7 @@ class Connection:
             await asyncio.gather(writer, return_exceptions=True)
 
     async def _read(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
+        """Read to the end of the call; raise `TimeoutError` if nothing arrives for too long."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(chunks.SILENCE_SECONDS) as silence:
             while (chunk := await call.read()) is not grpc.aio.EOF:
@@ -299,6 +323,7 @@ class Connection:
                     self._inbox.put(received)
 
     async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
+        """Send a hello, then every answer, until `_goodbye` ends the outbox."""
         self._attempts += 1
         fields = messages.hello(
             self.methods,

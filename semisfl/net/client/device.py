@@ -2,6 +2,12 @@
 
 The device is a block of one client: the engine that simulates a hundred clients computes this one's part,
 so a run over the network and a simulated one do the same arithmetic.
+
+A connection begins with a *welcome*, which holds the terms of the run. The device checks them, builds its model from
+them and loads its images, and answers *ready*; the server answers *enrolled* with the client's index. Then rounds
+follow (`split_round`, `full_round`). Every frame arrives in `Device.handle`, and every answer leaves through
+`Device.answer`. Only the frames that are expected now are decoded. If the policy forbids an answer, the device sends a
+*refusal* instead and ends.
 """
 
 import logging
@@ -54,7 +60,13 @@ class Device:
         device: str = "auto",
         stop: StopFlag | None = None,
     ) -> None:
-        """Take the open ``connection`` and the function that loads the images in the shape of a run."""
+        """Serve over a ``connection``.
+
+        Args:
+            images: loads this device's images in the shape of a run, once the terms are accepted.
+            device: auto, cpu, cuda or cuda:N.
+            stop: ends the device after the iteration at hand.
+        """
         self.rounds = 0
         """Rounds this device did its part of to the end."""
         self.finished = False
@@ -84,6 +96,7 @@ class Device:
 
     @property
     def member(self) -> Member:
+        """Return the device's part in the run that it has joined."""
         assert self.joined is not None, "the first frame of any connection is a welcome"
         return self.joined
 
@@ -181,12 +194,15 @@ class Device:
             return None
 
     def expect(self, expected: Mapping[str, Schema]) -> None:
-        """Accept these frames from now on, and no other."""
+        """Accept these frames from now on, and no other: kind -> fields and tensors that it must have."""
         assert self.stream is not None
         self._expected = expected
 
     def expect_round(self, **more: Schema) -> None:
-        """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""
+        """Expect a round to begin, or one of ``more`` frames.
+
+        A round may begin at any time: the server never ends an aborted one explicitly.
+        """
         self.expect({**self.beginnings, **more})
 
     def answer(
@@ -204,6 +220,7 @@ class Device:
     # --- joining ---------------------------------------------------------------------------------
 
     def _welcome(self, received: Received, frame: Frame) -> None:
+        """Check the terms, join their run if it is another one than before, and answer that the device is ready."""
         self._doing = "checking the terms"
         # The terms themselves count at every connection, not the name of the run that comes with them.
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
@@ -228,6 +245,7 @@ class Device:
         self.answer(received, "ready", {"model": member.schemas.digest, **ready})
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
+        """Take the client's index, and wait for rounds."""
         ranges.check("client", frame.fields["client"], ranges.CLIENTS)
         received.stream.enrolled = True
         self.member.enrol(frame.fields["client"], self._stop, self.outgoing)
@@ -261,12 +279,14 @@ class Device:
         self._doing = WAITING
 
     def _split(self, received: Received, frame: Frame) -> None:
+        """Begin a split round: answer its weights with the features of the first step."""
         agreement.check_split(self.member.config, frame)
         self._begin_round(frame.fields)
         self._split_round = ClientSplitRound(self, frame)
         self._split_round.send_features(received)
 
     def _gradients(self, received: Received, frame: Frame) -> None:
+        """Train with a step's gradients; answer with the next step's features, or with the bottom after the last."""
         split_round = self._split_round
         assert split_round is not None, "gradients are expected in a split round alone"
         if not split_round.descend(frame):
@@ -278,6 +298,7 @@ class Device:
         split_round.send_bottom(received)
 
     def _full(self, received: Received, frame: Frame) -> None:
+        """Do the device's side of a full-model round to its end."""
         work = agreement.check_full(self.member, self._works, frame.fields)
         self._begin_round(frame.fields)
         ClientFullRound(self, received, frame.fields["round"]).train(work, frame.fields)

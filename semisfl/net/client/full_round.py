@@ -1,4 +1,9 @@
-"""A device's side of a full-model round: it asks for the states that it needs, trains, and uploads its result."""
+"""A device's side of a full-model round: it receives the states that it needs, trains, and uploads its result.
+
+The frame that begins the round announces states (whole models, or parts of them): those that follow it at once, and
+those that a method may never need, which the device fetches when the method first reads them. A device that the
+server no longer waits for notices it by a frame that begins something else (`Interrupted`).
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,12 +30,16 @@ class ClientFullRound:
     """Exchange states with the server during one full-model round."""
 
     def __init__(self, device: "Device", received: Received, round_index: int) -> None:
+        """Take part in round ``round_index``, which the frame ``received`` begins."""
         self._device = device
         self._last = received
         self._round = round_index
 
     def train(self, work: ClientWork, fields: Mapping[str, Any]) -> None:
-        """Do ``work`` as the frame with ``fields`` asks, and upload its result."""
+        """Do ``work`` as the frame with ``fields`` asks, and upload its result.
+
+        Raises `Interrupted` if the server has gone on without this client.
+        """
         member = self._device.member
         states = self._download(fields["states"])
         plan = FullRound(

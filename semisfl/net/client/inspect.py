@@ -1,4 +1,7 @@
-"""Read a server's terms without joining its run."""
+"""Read a server's terms without joining its run.
+
+`semisfl inspect` shows them to the owner of a device, who accepts them by their digest before the device joins.
+"""
 
 from collections.abc import Collection
 
@@ -27,7 +30,16 @@ def read_terms(
     insecure_loopback: bool = False,
     allow_methods: Collection[str] = (),
 ) -> Terms:
-    """Return the terms that ``address`` has for devices; raise `ValueError` or `OSError` if it has none."""
+    """Return the terms that a server has for devices.
+
+    Args:
+        address: the server's HOST:PORT.
+        credentials: this device's certificate; None with ``insecure_loopback``, which connects without TLS.
+        allow_methods: methods of other packages that terms may name, as in `join`.
+
+    Raises `NoTerms` if the server trains nothing, `Rejected` if it refuses this device or if its terms cannot be
+    read, and `OSError` if it cannot be reached.
+    """
     hostport.check_target(address, credentials is not None, insecure_loopback)
     options = chunks.options(messages.SMALL)
     with open_channel(address, None if insecure_loopback else credentials, options) as channel:

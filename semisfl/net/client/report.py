@@ -1,4 +1,9 @@
-"""What a device does, in a small status file while it runs, and in its last line."""
+"""What a device does, in a small status file while it runs, and in its last line.
+
+The status file is for a supervisor or a person: one JSON object with `time`, `state` (what the device does, or how it
+ended), `rounds`, `images`, `unreadable`, `bytes_sent`, `bytes_received`, `bits_per_image` (null: no bound) and, after a
+failure, `reason`.
+"""
 
 import contextlib
 import json
@@ -23,6 +28,7 @@ class Report:
     """Follow one device. A thread writes the ``status`` file, if any, as JSON."""
 
     def __init__(self, status: Path | None = None) -> None:
+        """Write the file ``status`` every STATUS_SECONDS and at the end; None: no file."""
         self._status = status
         self._device: Device | None = None
         self._ended: str | None = None
@@ -52,7 +58,7 @@ class Report:
             writer.join()
 
     def line(self) -> str:
-        """Return in one line why the device ended and what it did."""
+        """Return in one line why the device ended, its rounds and images, and what it sent and received."""
         if self._device is None:
             return "stopped before connecting"
         now = self._values(self._device)
@@ -71,6 +77,7 @@ class Report:
         )
 
     def _values(self, device: Device) -> dict[str, Any]:
+        """Return the entries of the status file, but for the time."""
         images, skipped = device.image_count
         sent, received = device.bytes_moved
         bits = device.bits_per_image

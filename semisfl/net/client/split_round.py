@@ -1,4 +1,9 @@
-"""A device's side of a split round: features at every step, the trained bottom after the last one."""
+"""A device's side of a split round: features at every step, the trained bottom after the last one.
+
+The frame that begins the round holds the bottom's weights and the teacher's. At each step the device sends the
+features of one batch, of the student and of the teacher, and the server answers with the gradients of the student's.
+After the last step the device sends its trained bottom. All that leaves is clipped and gets noise by the policy.
+"""
 
 import logging
 from typing import TYPE_CHECKING
@@ -42,7 +47,7 @@ class ClientSplitRound:
         return self._step >= self._plan.steps
 
     def send_features(self, received: Received) -> None:
-        """Answer ``received`` with the features of the current step."""
+        """Answer ``received`` with both views' features [batch, features] of the current step."""
         wire = self._member.config.wire
         with self._member.hardware.step():
             features = self._member.block.forward()
@@ -56,7 +61,10 @@ class ClientSplitRound:
         )
 
     def descend(self, frame: Frame) -> bool:
-        """Train with the gradients of the current step; return False for those of another step."""
+        """Train with the gradients of the current step; return False for those of another step.
+
+        Raises `PolicyBreach` if they are longer than any honest server's.
+        """
         if (frame.fields["round"], frame.fields["step"]) != (self._plan.index, self._step):
             log.warning("gradients of another step were ignored")
             return False

@@ -1,1 +1,1 @@
-"""Certificates: issued, read, revoked."""
+"""Certificates for mutual TLS: issued by a small authority, read, renewed and revoked."""

@@ -48,8 +48,11 @@ from semisfl.net.tls.x509_parts import (
 )
 
 AUTHORITY_LIFE = timedelta(days=3652)
+"""How long an authority's certificate is valid."""
 LEAF_LIFE = timedelta(days=365)
-CLOCK_SKEW = timedelta(hours=1)  # devices without a battery-backed clock start a little behind
+"""How long a server's and a device's certificate is valid."""
+CLOCK_SKEW = timedelta(hours=1)
+"""Certificates begin this much in the past: devices without a battery-backed clock start a little behind."""
 
 HOST_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){HOST_LABEL}(\.{HOST_LABEL})*")
@@ -61,7 +64,15 @@ def make_authority(
     valid_from: datetime | None = None,
     valid_until: datetime | None = None,
 ) -> Issued:
-    """Make a new authority in ``directory``, valid for ten years."""
+    """Make a new authority in ``directory`` and return its line of the ledger.
+
+    Args:
+        directory: a folder without an authority; it is made if there is none.
+        valid_from: the first moment, with a time zone; default: an hour ago.
+        valid_until: the last moment; default: ten years later.
+
+    Raises `CertError` if there is an authority already, or the files cannot be written.
+    """
     directory = Path(directory)
     key = ec.generate_private_key(ec.SECP256R1())
     # A unique name, so that certificates of two authorities also differ in their issuer.
@@ -88,7 +99,17 @@ def make_server(
     valid_until: datetime | None = None,
     overwrite: bool = False,
 ) -> Issued:
-    """Make the server's certificate, for every host name and IP address that clients connect to."""
+    """Make the server's certificate, and return its line of the ledger.
+
+    Args:
+        directory: the authority's folder, which gets server.crt and server.key.
+        names: every host name and IP address that devices connect to.
+        valid_from: as in `make_authority`.
+        valid_until: default: a year later, and never later than the authority's.
+        overwrite: replace a certificate that is there; it stays valid.
+
+    Raises `CertError` for a name that is none, or if there is a certificate already.
+    """
     if isinstance(names, str) or not names:
         raise CertError(f"server names = {names!r}: give a list with at least one host name or IP")
     directory = Path(directory)
@@ -113,9 +134,10 @@ def make_client(
     valid_until: datetime | None = None,
     overwrite: bool = False,
 ) -> Issued:
-    """Make a client's folder ``clients/NAME``.
+    """Make a client's folder ``clients/NAME``, and return its line of the ledger.
 
-    A certificate replaced by ``overwrite`` stays valid: `revoke` it first if it is lost.
+    The arguments are those of `make_server`; ``name`` is the client's, by which the server knows it. A certificate
+    replaced by ``overwrite`` stays valid: `revoke` it first if it is lost.
     """
     directory = Path(directory)
     folder = client_folder(directory, name)
@@ -152,7 +174,8 @@ def renew_client(directory: str | Path, name: str) -> Issued:
 def renew_server(directory: str | Path, more_hosts: Sequence[str] = ()) -> Issued:
     """Make a new key and certificate for the server, for the same hosts and ``more_hosts``.
 
-    The old certificate stays valid too.
+    The old certificate stays valid too. A running server reads the new files by itself. Raises `CertError` if the
+    old certificate is not there to tell its hosts.
     """
     path = Path(directory) / "server.crt"
     if is_missing(path):
@@ -176,6 +199,7 @@ def _make_leaf(
     period: tuple[datetime, datetime],
     overwrite: bool,
 ) -> Issued:
+    """Make a key and a certificate for one purpose, signed by the authority, and write them to ``folder``."""
     if is_missing(directory / "authority.key"):
         raise CertError(
             f"{directory / 'authority.key'} is not there: certificates are made where it is kept;"
@@ -234,6 +258,7 @@ def _keep(
 
 
 def _host(name: str) -> x509.GeneralName:
+    """Return a host name or IP address as a certificate holds it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -249,6 +274,7 @@ def _host(name: str) -> x509.GeneralName:
 def _period(
     begin: datetime | None, end: datetime | None, life: timedelta
 ) -> tuple[datetime, datetime]:
+    """Return when a certificate begins and ends, in UTC; by default it lasts for ``life``."""
     begin = begin or datetime.now(UTC) - CLOCK_SKEW
     if begin.tzinfo is None or (end is not None and end.tzinfo is None):
         raise CertError("valid_from and valid_until need a time zone, e.g. datetime.now(UTC)")

@@ -1,4 +1,8 @@
-"""Read a certificate, its key and its authority, check their dates, and read renewed ones."""
+"""Read a certificate, its key and its authority, check their dates, and read renewed ones.
+
+A device and a server each have one folder with a certificate, its key and the authority's certificate. TLS itself
+decides whom to trust; this module says who that is (`identity`), and tells in time that a certificate expires.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +17,7 @@ from cryptography.x509.oid import NameOID
 from semisfl.net.tls.x509_parts import CertError, read_file, read_pair, to_pem
 
 CLIENT_URI = "semisfl://client/"
+"""Begins the URI in a client's certificate, which no server's has."""
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SOON = timedelta(days=30)
 """A certificate that expires within this time is warned about."""
@@ -23,7 +28,7 @@ Peer = bytes | Mapping[str, Iterable[bytes]]
 
 @dataclass(frozen=True)
 class Credentials:
-    """Hold what one side of a connection needs, in PEM."""
+    """What one side of a connection needs, in PEM: its certificate and key, and the authority that it trusts."""
 
     authority: bytes
     certificate: bytes
@@ -33,22 +38,32 @@ class Credentials:
 
     @property
     def label(self) -> str:
+        """Return the certificate's file, for messages."""
         return str(self.path or "the certificate")
 
 
 def load_server_credentials(directory: str | Path) -> Credentials:
-    """Return the server's credentials; ``authority.key`` is not needed and not read."""
+    """Return the server's credentials from ``directory``; ``authority.key`` is not needed and not read.
+
+    Raises `CertError` if a file is missing, damaged or does not belong to the others. Dates are not checked here.
+    """
     return _load(Path(directory) / "server.crt")
 
 
 def load_client_credentials(directory: str | Path, name: str | None = None) -> Credentials:
-    """Return a client's credentials from its own folder, or by name from the authority's."""
+    """Return a client's credentials from its own folder, or by ``name`` from the authority's folder.
+
+    Raises `CertError` as `load_server_credentials` does.
+    """
     folder = Path(directory) if name is None else client_folder(Path(directory), name)
     return _load(folder / "client.crt")
 
 
 def newest(credentials: Credentials) -> Credentials:
-    """Return the credentials in the files if they were renewed, else ``credentials``."""
+    """Return the credentials in the files if they were renewed, else ``credentials`` itself.
+
+    Raises `CertError` while the files do not fit together, as when somebody is copying them.
+    """
     if credentials.path is None:
         return credentials
     latest = _load(credentials.path)
@@ -56,6 +71,7 @@ def newest(credentials: Credentials) -> Credentials:
 
 
 def client_folder(directory: Path, name: str) -> Path:
+    """Return the folder of a client below the authority's; raise `CertError` for a bad name."""
     if not CLIENT_NAME.fullmatch(name):
         raise CertError(
             f"client name {name!r}: use 1 to 63 letters, digits, '.', '_' and '-',"
@@ -65,7 +81,10 @@ def client_folder(directory: Path, name: str) -> Path:
 
 
 def identity(peer: Peer) -> str:
-    """Return the client that a certificate names. TLS has decided whether to trust it."""
+    """Return the name of the client that a certificate names. TLS has decided whether to trust it.
+
+    Raises `CertError` for a certificate that is no client's.
+    """
     certificate = parse(peer)
     names = [
         str(entry.value)
@@ -128,6 +147,7 @@ def ending(credentials: Credentials) -> datetime:
 
 
 def remedy(credentials: Credentials) -> str:
+    """Return what to do about credentials that expire: renew them, or make another authority."""
     if parse(credentials.authority).not_valid_after_utc < datetime.now(UTC) + SOON:
         return "so does its authority; make another with `semisfl certs init`, and all others anew"
     try:
@@ -141,14 +161,17 @@ def remedy(credentials: Credentials) -> str:
 
 
 def moment(time: datetime) -> str:
+    """Return a time as people read it, in UTC."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def now() -> str:
+    """Return the time of this machine's clock, as `moment` writes it."""
     return moment(datetime.now(UTC))
 
 
 def parse(peer: Peer) -> x509.Certificate:
+    """Return the certificate of a peer; raise `CertError` if it showed none, or more than one."""
     if isinstance(peer, Mapping):
         chain = list(peer.get("x509_pem_cert", ()))
         if len(chain) != 1:
@@ -161,6 +184,7 @@ def parse(peer: Peer) -> x509.Certificate:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
+    """Return the certificate in a PEM file; raise `CertError` if there is none."""
     content = read_file(path)
     try:
         return x509.load_pem_x509_certificate(content)
@@ -171,6 +195,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def was_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether this ``authority`` signed the certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):

@@ -24,18 +24,22 @@ MOST_DIGITS = 40
 
 @dataclass(frozen=True)
 class Issued:
-    """Hold a line of issued.txt."""
+    """A certificate that was issued: a line of issued.txt."""
 
-    role: str  # "authority", "server" or "client"
+    role: str
+    """authority, server or client"""
     name: str
+    """The client's name; of a server its first host."""
     serial: int
-    fingerprint: str  # SHA-256 of the certificate, in hexadecimal
+    fingerprint: str
+    """SHA-256 of the certificate, in hexadecimal"""
     valid_until: datetime
     valid_from: datetime
     revoked: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(cls, role: str, name: str, certificate: x509.Certificate) -> "Issued":
+        """Return the line for a new certificate."""
         fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
         period = certificate.not_valid_after_utc, certificate.not_valid_before_utc
         return cls(role, name, certificate.serial_number, fingerprint, *period)
@@ -47,6 +51,7 @@ class Issued:
 
     @property
     def state(self) -> str:
+        """Return revoked, not yet valid, valid or expired. On its last day a certificate is valid."""
         if self.revoked:
             return "revoked"
         if self.valid_from > datetime.now(UTC):
@@ -62,7 +67,10 @@ def enter(directory: Path, entry: Issued) -> None:
 
 
 def listing(directory: str | Path) -> list[Issued]:
-    """Return every certificate ever issued, oldest first."""
+    """Return every certificate ever issued by the authority in ``directory``, oldest first.
+
+    Raises `CertError` if issued.txt or revoked.txt is missing or damaged.
+    """
     path = Path(directory) / "issued.txt"
     if is_missing(path):
         raise CertError(
@@ -92,7 +100,10 @@ def clients_named(directory: str | Path, name: str) -> list[Issued]:
 
 
 def revoke(directory: str | Path, name: str) -> list[int]:
-    """Revoke every certificate ever issued to this client; return the newly revoked serials."""
+    """Revoke every certificate ever issued to this client; return the newly revoked serials.
+
+    Raises `CertError` for an unknown name, or where the authority's issued.txt is not.
+    """
     directory = Path(directory)
     if is_missing(directory / "issued.txt"):
         raise CertError(
@@ -109,7 +120,8 @@ def revoke(directory: str | Path, name: str) -> list[int]:
 def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
     """Revoke a certificate by its hexadecimal serial; return the serial and whether that is new.
 
-    If issued.txt is there, the serial must be in it, and its first digits are enough.
+    If issued.txt is there, the serial must be in it, and its first digits are enough. Where there is none, as on a
+    server, all digits are needed: a serial that is cut short would revoke nobody. Raises `CertError` otherwise.
     """
     directory = Path(directory)
     digits = text.strip().lower().removeprefix("0x").replace(":", "").lstrip("0")
@@ -144,7 +156,10 @@ def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
 
 
 def revoke_certificate(directory: str | Path, file: str | Path) -> tuple[str, bool]:
-    """Revoke the certificate in ``file``; return whose it is and whether that is new."""
+    """Revoke the certificate in ``file``; return the client's name and whether that is new.
+
+    Raises `CertError` if the authority in ``directory`` did not sign it, or if it is no client's.
+    """
     directory, file = Path(directory), Path(file)
     certificate = read_certificate(file)
     name = identity(read_file(file))
@@ -156,7 +171,10 @@ def revoke_certificate(directory: str | Path, file: str | Path) -> tuple[str, bo
 
 
 def revoked_serials(directory: str | Path) -> frozenset[int]:
-    """Return the serials of revoked.txt; raise `CertError` if it is missing, empty or damaged."""
+    """Return the serials of revoked.txt.
+
+    Raises `CertError` if the file is missing, empty or damaged: a list that cannot be read must let nobody in.
+    """
     path = Path(directory) / "revoked.txt"
     if is_missing(path):
         raise CertError(

@@ -1,4 +1,8 @@
-"""Make X.509 parts and PEM, and read and write files that nobody else may read."""
+"""Parts of X.509 certificates, PEM, and files that nobody else may read.
+
+Keys are on the curve P-256 and not encrypted: the files' permissions (0600, in folders of 0700) protect them. Every
+file is replaced as a whole, so a full disk or a crash leaves the old one.
+"""
 
 import contextlib
 import fcntl
@@ -32,6 +36,7 @@ def start_certificate(
     public_key: ec.EllipticCurvePublicKey,
     period: tuple[datetime, datetime],
 ) -> x509.CertificateBuilder:
+    """Return a builder with the names, key, serial number and validity of a new certificate."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -45,16 +50,19 @@ def start_certificate(
 
 
 def common_name_of(common_name: str) -> x509.Name:
+    """Return a name that consists of a common name (CN) alone."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
 def issuer_id(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    """Return the extension that names the key which signs a certificate."""
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
 
 
 def key_usage(
     *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
 ) -> x509.KeyUsage:
+    """Return the extension that says what a key is for; what is not named is not allowed."""
     return x509.KeyUsage(
         digital_signature=digital_signature,
         key_cert_sign=key_cert_sign,
@@ -69,6 +77,7 @@ def key_usage(
 
 
 def read_pair(folder: Path, role: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return ``ROLE.crt`` and ``ROLE.key`` of a folder; raise `CertError` if they are damaged or do not fit."""
     certificate_path, key_path = folder / f"{role}.crt", folder / f"{role}.key"
     try:
         certificate = x509.load_pem_x509_certificate(read_file(certificate_path))
@@ -86,6 +95,7 @@ def read_pair(folder: Path, role: str) -> tuple[x509.Certificate, ec.EllipticCur
 
 
 def to_pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a certificate or an unencrypted private key in PEM."""
     if isinstance(thing, x509.Certificate):
         return thing.public_bytes(serialization.Encoding.PEM)
     return thing.private_bytes(
@@ -96,6 +106,7 @@ def to_pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def refuse_existing(paths: Sequence[Path], instead: str) -> None:
+    """Raise `CertError` if one of the files exists; ``instead`` says what to do."""
     if existing := [path for path in paths if not is_missing(path)]:
         raise CertError(f"{existing[0]} exists: {instead}")
 
@@ -112,6 +123,7 @@ def is_missing(path: Path) -> bool:
 
 
 def read_file(path: Path) -> bytes:
+    """Return a file's bytes; raise `CertError` with the reason, and where a missing file comes from."""
     try:
         return path.read_bytes()
     except OSError as error:
