@@ -11,6 +11,7 @@ from reproduction.benchmarks import network, rounds, twin
 TINY = ("clients.active=2", "clients.steps=1", "clients.batch=4", "server.steps=1")
 
 
+@pytest.mark.slow
 def test_an_iteration_over_the_network() -> None:
     result = network.iteration(clients=2, count=1)
     assert min(result["bare_ms"], result["fleet_ms"], result["fleet_ratio"]) > 0

@@ -35,7 +35,7 @@ def test_a_signal_ends_an_estimate(number: signal.Signals, tmp_path: Path) -> No
     )
     try:
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(8)
+            process.wait(4)
         process.send_signal(number)
         assert process.wait(10) != 0
     finally:
