@@ -31,7 +31,7 @@ BUDGETS = {
     "net/server": 1330,
     "net/tls": 385,
     "root": 139,
-    "runs": 2103,
+    "runs": 2085,
     "settings": 880,
     "use": 941,
     "watch": 649,

@@ -339,13 +339,13 @@ def replay(
     picture = output.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
     if json_:
         answer = {
-            "results": [report.as_json(one.summary) | one.as_json() for one in results],
+            "results": [asdict(one.summary) | one.as_json() for one in results],
             **world.as_json(),
             "codec": codec,
             "notes": _notes(results, codec),
             "picture": str(picture) if picture else None,
         }
-        print(json.dumps(answer))
+        print(json.dumps(answer, default=str))
     elif picture:
         print(f"curves: {picture}")
 

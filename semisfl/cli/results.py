@@ -6,6 +6,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,13 +78,12 @@ def show(
     picture = output.draw(place, lambda file: plots.draw(groups, file, charts))
     if as_json:
         plain = [
-            report.as_json(summary) | {"note": note}
-            for summary, note in zip(summaries, notes, strict=True)
+            asdict(summary) | {"note": note} for summary, note in zip(summaries, notes, strict=True)
         ]
         drawn = str(picture) if picture else None
         answer: dict[str, Any] = {"results": plain, "target": target, "picture": drawn}
         answer["differences"] = [vars(pair) for pair in pairs]
-        print(json.dumps(answer))
+        print(json.dumps(answer, default=str))
     elif picture:
         print(f"curves: {picture}")
 

@@ -73,16 +73,15 @@ class Experiment:
 
     def _scores(self, images: Tensor, labels: Tensor) -> dict[str, Scores]:
         """Return the scores by model; raise `Stopped` between two batches if asked to stop."""
-        scores = {}
+        scores, dtype = {}, self.hardware.dtype
         for name, model in self.method.tested().items():
             with self.hardware.arithmetic():
-                answers = outputs(model, images, self._prepare, self.stop.check)
+                answers = outputs(
+                    model, images, lambda batch: self.normalizer(batch, dtype), self.stop.check
+                )
                 predicted = torch.cat([logits.argmax(1) for logits in answers])
             scores[name] = Scores.of(predicted, labels, len(self.description.classes))
         return scores
-
-    def _prepare(self, images: Tensor) -> Tensor:
-        return self.normalizer(images, self.hardware.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next round depends on, and the bytes sent so far."""

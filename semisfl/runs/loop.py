@@ -70,17 +70,15 @@ def run_rounds(
     directory: RunDirectory | None = None,
     *,
     first: int = 0,
-    best: float = 0.0,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run the rounds of ``experiment`` from index ``first`` on, and return the result.
 
-    ``directory`` gets the metrics, the log and the checkpoints; None: nothing is written. ``best`` is the highest
-    accuracy of the rounds before ``first``, in percent. The run also ends at a limit of ``stop``, when it diverges,
+    ``directory`` gets the metrics, the log and the checkpoints; None: nothing is written. The run also ends at a limit of ``stop``, when it diverges,
     when a callback asks for it, and (as ``stopped``) when its `StopFlag` is set.
     """
-    config, rounds = experiment.config, Rounds(experiment, directory, first, best)
+    config, rounds = experiment.config, Rounds(experiment, directory, first)
     with ExitStack() as stack:
         if directory is not None:
             stack.enter_context(run_log.written(directory.path / "run.log"))
@@ -122,15 +120,13 @@ def run_rounds(
 class Rounds:
     """The rounds of a run so far, and the steps that lead to the next one."""
 
-    def __init__(
-        self, experiment: Experiment, directory: RunDirectory | None, first: int, best: float
-    ) -> None:
+    def __init__(self, experiment: Experiment, directory: RunDirectory | None, first: int) -> None:
         """Take over the rounds before ``first`` from the metrics file of ``directory``."""
         self.next = first
         """The index of the next round."""
         self.diverged = False
         """Whether the last round left losses or weights that are not finite."""
-        self._experiment, self._directory, self._best = experiment, directory, best
+        self._experiment, self._directory = experiment, directory
         self._history = directory.keep_metrics_before(first) if directory is not None else []
         earlier = [RoundMetrics.from_dict(line) for line in self._history]
         self.standing = Standing.after(earlier)
@@ -276,8 +272,6 @@ class Rounds:
         improved = not self.diverged and self._measure(metrics) > self._highest
         if improved:
             self._highest = self._measure(metrics)
-        if not self.diverged:
-            self._best = max(self._best, metrics.accuracy or 0.0)
         self._history.append(metrics.as_dict())
         self.standing = self.standing.then(metrics)
         self._undone.clear()
@@ -328,14 +322,14 @@ class Rounds:
         """Return the model and its description: all that is needed to use it, not to train on."""
         tested = next((line for line in reversed(self._history) if "accuracy" in line), None)
         model = self._experiment.model_state(tested and RoundMetrics.from_dict(tested))
-        return {"round": self.next, "best": self._best, "model": model}
+        return {"round": self.next, "model": model}
 
     def result(self, *, stopped: bool) -> Result:
         """Return the result of the rounds so far; ``stopped``: the run was asked to end."""
         tested = [line["accuracy"] for line in self._history if "accuracy" in line]
         return Result(
             accuracy=tested[-1] if tested else math.nan,
-            best=self._best,
+            best=self.standing.best or 0.0,
             test_accuracy=self._history[-1].get("test_accuracy") if self._history else None,
             model=self._experiment.model,
             rounds=self._history,

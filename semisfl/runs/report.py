@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
@@ -382,12 +382,6 @@ def _to_target(group: Group, target: float) -> ToTarget:
         _mean([rounds[-1].bytes_total for rounds in reached]),
         _mean([_total_seconds(rounds) for rounds in reached]),
     )
-
-
-def as_json(summary: Summary) -> dict[str, Any]:
-    """Return the summary as plain values."""
-    paths = {"runs": summary.runs, "left_out": summary.left_out}
-    return asdict(summary) | {key: [str(path) for path in value] for key, value in paths.items()}
 
 
 # --- differences ---------------------------------------------------------------------------------

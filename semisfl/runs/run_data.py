@@ -65,10 +65,8 @@ def as_passed(config: Config, data: Dataset | None, partition: Partition | None)
 def check_clients(config: Config, partition: Partition) -> None:
     """Refuse a partition among more or fewer clients than the run has; devices have images of their own."""
     if config.fleet.kind != "network" and len(partition.clients) != config.clients.total:
-        some = ", ".join(partition.names[:3]) + ", ..." * (len(partition.names) > 3)
-        folders = f" (the folders {some})" if some else ""
         raise ConfigError(
-            f"the data has {plural(len(partition.clients), 'client')}{folders} but clients.total = {config.clients.total}; "
+            f"the data has {plural(len(partition.clients), 'client')} but clients.total = {config.clients.total}; "
             f"set clients.total = {len(partition.clients)}"
         )
 

@@ -38,15 +38,15 @@ log = logging.getLogger(__name__)
 class PreparedRun:
     """A run whose data, model and clients are ready."""
 
-    def __init__(self, experiment: Experiment, first: int = 0, best: float = 0.0) -> None:
-        """``first`` is the index of the first round to run, ``best`` the highest accuracy of those before it."""
+    def __init__(self, experiment: Experiment, first: int = 0) -> None:
+        """``first`` is the index of the first round to run."""
         self.experiment = experiment
         self.directory: RunDirectory | None = None
         """The run's files; None: nothing is written."""
         self.started = False
         self.finished = False
         """Whether the rounds ended by themselves, so that clients need not come back."""
-        self._first, self._best = first, best
+        self._first = first
         # A wrong name is an error here, before the first round.
         self._named = [Guarded(sink(name)) for name in experiment.config.sinks]
 
@@ -57,7 +57,6 @@ class PreparedRun:
             self.experiment,
             self.directory,
             first=self._first,
-            best=self._best,
             sinks=[*sinks, *self._named],
             callbacks=callbacks,
         )
@@ -145,7 +144,7 @@ def go_on(
             run = PreparedRun(experiment)
         else:
             log.warning("going on from %s: %s done", file, plural(state["round"], "round"))
-            run = PreparedRun(experiment, state["round"], state["best"])
+            run = PreparedRun(experiment, state["round"])
         run.directory = directory
         stack.callback(run.leave)
         if state is not None:

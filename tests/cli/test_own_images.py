@@ -128,7 +128,7 @@ def test_as_many_clients_as_the_data_have_folders(
     refused(
         capsys,
         words,
-        "data has 2 clients .the folders one, two. but clients.total = 3; set clients.total = 2",
+        "data has 2 clients but clients.total = 3; set clients.total = 2",
     )
 
 

@@ -235,7 +235,7 @@ def go_on(net: Network, directory: RunDirectory) -> None:
         return
     state = directory.load()
     net.experiment.load_state_dict(state)
-    run_rounds(net.experiment, directory, first=state["round"], best=state["best"])
+    run_rounds(net.experiment, directory, first=state["round"])
 
 
 def _crash_once(function: Callable) -> Callable:

@@ -5,10 +5,12 @@ import math
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from semisfl.fleet.base import RoundAborted
 from semisfl.metrics import MethodMetrics
 from semisfl.runs import checkpoint, start
 from semisfl.runs.experiment import Experiment, assemble
@@ -67,6 +69,28 @@ def test_a_bad_round_is_repeated_once_without_the_device_that_stands_out(
         assert "round 1 is repeated without camera-1: loss_semi is nan" in caplog.text
         assert result.rounds[0]["bytes_repeated"] == result.rounds[0]["bytes_total"] > 0
     assert "round 1 diverged, also without camera-1" in caplog.text
+
+
+def test_a_resumed_run_remembers_the_bytes_of_undone_attempts(tmp_path: Path) -> None:
+    data, partition = toy_data(2)
+    images: dict[str, Any] = {"data": data, "partition": partition, "device": "cpu"}
+    with start.begin(
+        tiny(2, rounds=2, stop={"gigabytes": 1e-9}), out=tmp_path / "run", **images
+    ) as run:
+        method, failed = run.experiment.method, iter([True])
+        original = method.round
+
+        def too_few_once(index: int) -> MethodMetrics:
+            metrics = original(index)
+            if next(failed, False):
+                raise RoundAborted("one client answered")
+            return metrics
+
+        method.round = too_few_once  # type: ignore[method-assign]
+        first = run.go().rounds[-1]
+    assert first["bytes_repeated"] == first["bytes_total"] > 0
+    last = start.resume(tmp_path / "run", settings=["stop.gigabytes=none"], **images).rounds[-1]
+    assert last["round"] == 1 and last["bytes_repeated"] == first["bytes_repeated"]
 
 
 def run_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds: int) -> Path:

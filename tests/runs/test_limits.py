@@ -11,7 +11,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.net.terms import Terms
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.reading import Standing, met, reason
+from semisfl.runs.reading import Standing, met
 from semisfl.runs.report import read_run
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError
@@ -67,17 +67,6 @@ def test_a_diverged_round_meets_no_target_and_is_no_best() -> None:
     assert met(StopConfig(target=60), standing.then(second)) == "target"
 
 
-def test_a_limit_is_described_in_words() -> None:
-    standing = Standing.after(rows(152 / 3, 146 / 3))
-    stop = StopConfig(target=40, patience=1, hours=0.5, gigabytes=3.5)
-    assert [reason(stop, key, standing) for key in StopConfig.model_fields] == [
-        "stop.target = 40 is met (accuracy 48.7 %)",
-        "stop.patience = 1 is met (1 test without more than 50.7 %)",
-        "stop.hours = 0.5 is met (1 h)",
-        "stop.gigabytes = 3.5 is met (4 GB)",
-    ]
-
-
 def losses(result: Any) -> list[float]:
     return [row["loss_semi"] for row in result.rounds]
 
@@ -125,11 +114,3 @@ def test_devices_are_not_told_and_a_run_with_another_limit_is_the_same_to_them()
     assert terms("stop.target=80").run == terms().run
     assert terms("seed=1").run != terms().run
     assert terms("stop.target=80").to_json() == terms().to_json()
-
-
-def test_a_report_of_a_newer_versions_limits_goes_by_the_rounds(tmp_path: Path) -> None:
-    train(toy.values("supervised", "rounds=1"), out=tmp_path / "run", **own())
-    file = tmp_path / "run" / "config.toml"
-    file.write_text(file.read_text().replace("[stop]", "[stop]\nmoon = 1"))
-    run = read_run(tmp_path / "run")
-    assert run.finished and run.stopped_by is None

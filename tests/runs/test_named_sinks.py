@@ -17,16 +17,6 @@ from tests import toy
 from tests.toy import own
 
 
-class Old:
-    """A sink as version 0.1.0 had it."""
-
-    def start(self, run: object) -> None: ...
-
-    def row(self, row: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(folder)).Reload()
     return [(event.step, event.value) for event in events.Scalars(tag)]
@@ -45,17 +35,6 @@ def test_tensorboard_has_every_number_of_every_round_once(tmp_path: Path) -> Non
     losses = scalars(path / "tensorboard", "loss/semi")
     assert losses == [(row["round"], pytest.approx(row["loss_semi"], rel=1e-6)) for row in rows]
     assert len(losses) == 3
-
-
-def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import logging
-
-    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
-    settings = toy.values("supervised", 'sinks=["tensorboard"]', "rounds=1")
-    assert len(train(settings, **own()).rounds) == 1
-    assert "sink TensorBoard failed" in caplog.text and "give out=..." in caplog.text
 
 
 @pytest.mark.parametrize(

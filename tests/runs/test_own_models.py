@@ -1,6 +1,5 @@
 """Runs of one's own models: the directory says what they are, and the command line goes on with them."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -13,14 +12,11 @@ from torch import Tensor, nn
 from semisfl.cli.main import main
 from semisfl.models.build import build_model
 from semisfl.models.layers import Residual
-from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.report import find_runs, group_runs
 from semisfl.runs.start import resume, train
 from semisfl.settings import config
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
-from tests.toy import RESIDUAL
 
 SMALL = [
     *("rounds=3", "runtime.checkpoint_every=1", "data.labeled=10", "model.projection=4"),
@@ -65,44 +61,6 @@ def test_a_layer_used_twice_keeps_its_weights_between_rounds(method: str, tmp_pa
     assert resumed.history["loss_supervised"] == whole.history["loss_supervised"]
 
 
-def last_state(path: Path) -> dict[str, torch.Tensor]:
-    flat: dict[str, torch.Tensor] = {}
-
-    def walk(value: Any, key: str) -> None:
-        if isinstance(value, torch.Tensor):
-            flat[key] = value
-        elif isinstance(value, dict):
-            for name, item in value.items():
-                walk(item, f"{key}/{name}")
-
-    walk(checkpoint.read(path / "latest.safetensors"), "")
-    return flat
-
-
-def test_a_run_of_an_own_model_goes_on_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The table is in config.toml, and all weights come from the checkpoint, also those the user gave."""
-    train(small(), model=own_model(), device="cpu", out=tmp_path / "whole")
-    stop = StopFlag()
-    stopped = train(
-        small(),
-        model=own_model(),
-        device="cpu",
-        out=tmp_path / "stopped",
-        stop=stop,
-        observe=lambda row: stop.request(),
-    )
-    assert stopped.stopped and len(stopped.rounds) == 1
-    words = ["run", "--resume", str(tmp_path / "stopped"), "--device", "cpu", "--json", "--quiet"]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["rounds"] == 3
-    expected, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "stopped")
-    assert any("2.body.1.running_var" in key for key in expected)
-    assert resumed.keys() == expected.keys()
-    assert all(torch.equal(resumed[key], value) for key, value in expected.items())
-
-
 def test_a_run_that_begins_anew_takes_first_weights_from_its_module_only_if_it_is_passed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,12 +74,6 @@ def test_a_run_that_begins_anew_takes_first_weights_from_its_module_only_if_it_i
         losses.append(resume(tmp_path / "run", model=model, device="cpu").history["loss_semi"])
         assert "beginning anew" in caplog.text
     assert losses[0] == began.history["loss_semi"] != losses[1]
-
-
-def test_a_norm_of_the_last_axis_is_left_out_of_the_table(tmp_path: Path) -> None:
-    own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.LayerNorm(8), nn.Flatten(), nn.Linear(192, 10))
-    train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
-    assert RunDirectory.open(tmp_path / "run").config().model.layers is None
 
 
 class Called(nn.Module):
@@ -167,18 +119,6 @@ class Scaled(nn.Module):
 class Shifted(Scaled):
     def forward(self, x: Tensor) -> Tensor:
         return self.factor + x
-
-
-def test_runs_of_other_code_are_not_averaged(tmp_path: Path) -> None:
-    layers = [Scaled(1.0), Scaled(1.0).eval(), Scaled(2.0), Shifted(1.0), nn.SiLU()]
-    for seed, layer in enumerate(layers):
-        own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), layer, nn.Flatten(), nn.Linear(192, 10))
-        settings = small("rounds=1", f"seed={seed}")
-        train(settings, model=own, device="cpu", out=tmp_path / "runs" / str(seed))
-    groups = group_runs(find_runs([tmp_path / "runs"]))
-    seeds = [[run.config.get("seed") for run in group.runs] for group in groups]
-    assert seeds == [[0, 1], [2], [3], [4]]
-    assert len({group.label for group in groups}) == 4
 
 
 def test_a_run_does_not_go_on_with_another_network(
@@ -234,18 +174,6 @@ def test_parametrized_weights_are_trained(method: str, normalised: str) -> None:
     after = [value for key, value in trained.items() if ".0.parametrizations" in key]
     assert len(after) >= 2
     assert not any(torch.equal(new, old) for new in after for old in before)
-
-
-def test_a_table_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "run"
-    own = f"model.layers={RESIDUAL}"
-    words = ["--set", *SMALL, "rounds=1", own, "model.cut=residual2"]
-    assert main(["run", "digits", "--out", str(out), "--device", "cpu", "--quiet", *words]) == 0
-    written = tomllib.loads((out / "config.toml").read_text(encoding="utf-8"))["model"]
-    assert written["layers"] == tomllib.loads(f"layers = {RESIDUAL}")["layers"]
-    assert (written["name"], written["cut"]) == ("custom", "residual2")
-    assert main(["run", "digits", "--set", 'model.layers=[{kind="cnv"}]']) == 2
-    assert "error: model.layers[0].kind = 'cnv' is not known" in capsys.readouterr().err
 
 
 # --- the page about them ---------------------------------------------------------------------------

@@ -51,14 +51,6 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path: Path) -> None:
     assert pair.mean == 10
 
 
-def test_a_tie_is_nobodys_win(tmp_path: Path) -> None:
-    for seed, first in enumerate((80.0, 81.0)):
-        write_run(tmp_path / f"a{seed}", [first], seed=seed)
-        write_run(tmp_path / f"b{seed}", [80.0], seed=seed, method="supervised")
-    (pair,) = report.differences(report.group_runs(report.find_runs([tmp_path])))
-    assert (pair.first, pair.seeds, pair.wins) == ("SemiSFL", 2, 1)
-
-
 def test_the_test_set_counts_where_rounds_are_judged_on_validation_images(tmp_path: Path) -> None:
     for name, method, last, test in (("a", "semisfl", 90.0, 70.0), ("b", "supervised", 80.0, 75.0)):
         path = write_run(tmp_path / name, [last], method=method)
@@ -111,12 +103,3 @@ def test_names_are_escaped_and_other_kinds_of_files_refused(
     )
     assert main(["report", str(runs), "--table", "table.xls"]) == 2
     assert "table.xls: the name must end in .csv or .tex" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_method_with_a_note_is_marked_in_latex(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", [80.0], method="fedswitch")
-    paper = tmp_path / "table.tex"
-    assert main(["report", str(tmp_path / "runs"), "--table", str(paper)]) == 0
-    text = paper.read_text()
-    assert "FedSwitch* & 1 &" in text and "% * FedSwitch: a reconstruction" in text

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -20,7 +19,6 @@ from semisfl.cli.runner import pool_for
 from semisfl.runs import compare
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job, Pool, Processes, rounds_of, run_in_pool
-from semisfl.runs.lock import Taken
 from semisfl.runs.start import begin, train
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
@@ -157,28 +155,6 @@ def test_finished_runs_are_not_repeated_and_failures_stop_no_other_run(
     assert again.started == [first.path]
 
 
-def test_a_run_that_another_finished_meanwhile_is_not_started(
-    values: dict[str, Any], tmp_path: Path
-) -> None:
-    first, second = jobs_in(tmp_path, values | {"rounds": 1})
-
-    class OneAtATime(Here):
-        """A pool during whose first run another process trains the second."""
-
-        def has_room(self) -> bool:
-            return not self._ended
-
-        def start(self, job: Job) -> None:
-            super().start(job)
-            train(second.config, out=second.path, device="cpu")
-
-    pool = OneAtATime()
-    progress: list[tuple[int, ...]] = []
-    assert run_in_pool([first, second], pool, StopFlag(), lambda *done: progress.append(done))
-    assert pool.started == [first.path]
-    assert progress[-1] == (2, 2, 2, 2)
-
-
 @pytest.mark.parametrize("make", POOLS)
 def test_runs_of_another_process_are_skipped_if_sharing_is_on(
     make: Callable[[], AbstractContextManager[Pool]], values: dict[str, Any], tmp_path: Path
@@ -200,20 +176,6 @@ def test_runs_of_another_process_are_skipped_if_sharing_is_on(
             run_in_pool([taken, free], pool, StopFlag(), tell)
 
 
-def test_a_run_that_another_began_first_is_left_to_it(
-    values: dict[str, Any], tmp_path: Path
-) -> None:
-    """The other run appears after this process looked, and before it begins."""
-    job = jobs_in(tmp_path, values | {"rounds": 1})[0]
-    pool = Processes(1, "cpu")
-    with begin(job.config, out=job.path, device="cpu"):
-        pool.start(job)
-        while not (ended := pool.ended()):
-            time.sleep(0.05)
-    pool.stop()
-    assert isinstance(ended[job.path], Taken)
-
-
 def test_the_output_of_a_failed_process_is_reported(values: dict[str, Any], tmp_path: Path) -> None:
     bad = jobs_in(tmp_path, values | {"data": {"labeled": 8, "name": "./nowhere"}})[0]
     with pytest.raises(OSError, match=r"1 of 1 runs failed; .*supervised-seed0: error: .*nowhere"):
@@ -229,38 +191,12 @@ def instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(compare, "Popen", popen)
 
 
-def test_a_process_may_write_more_errors_than_a_pipe_holds(
-    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instead(monkeypatch, "import sys; sys.exit('much\\n' * 50_000 + 'the reason')")
-    pool, job = Processes(1, "cpu"), jobs_in(tmp_path, values)[0]
-    pool.start(job)
-    deadline = time.monotonic() + 60
-    while not (ended := pool.ended()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    pool.stop()
-    assert str(ended[job.path]) == "the reason"
-
-
 def test_a_run_that_diverged_has_not_failed(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(monkeypatch, f"raise SystemExit({DIVERGED})")
     jobs = jobs_in(tmp_path, values)
     assert run_in_pool(jobs, Processes(2, "cpu"), StopFlag(), lambda *done: None)
-
-
-def test_a_repeated_run_does_not_take_the_file_of_another(
-    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-    monkeypatch.setattr(compare, "Popen", lambda words, **_: commands.append(words))
-    pool, jobs = Processes(2, "cpu"), jobs_in(tmp_path, values)
-    for job in (*jobs, jobs[0]):
-        pool.start(job)
-    files = [Path(words[words.index("run") + 1]) for words in commands]
-    methods = [tomllib.loads(file.read_text())["method"] for file in files]
-    assert methods == ["supervised", "semisfl", "supervised"]
 
 
 def test_a_process_may_import_the_method_that_its_pool_was_asked_for(

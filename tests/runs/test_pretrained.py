@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from semisfl import Callback, load, resume, train
 from semisfl.models import split as models
 from semisfl.models.build import build
-from semisfl.net.terms import Terms
 from semisfl.runs.pretrained import start_from
 from semisfl.settings.config import Config, ConfigError
 from tests import toy
@@ -167,14 +166,6 @@ def test_a_resumed_run_does_not_read_the_file_again(tmp_path: Path) -> None:
 class _Once(Callback):
     def on_round(self, metrics: object) -> bool:
         return True
-
-
-def test_a_device_is_not_told_where_the_weights_are() -> None:
-    def terms(*assignments: str) -> Terms:
-        return Terms(settings(*assignments), (3, 12, 12), 4, (0.5,), (0.5,))
-
-    assert "secret" not in terms("model.weights=/secret/a.pth").to_json()
-    assert terms("model.weights=/secret/a.pth").run == terms().run
 
 
 class Bomb:

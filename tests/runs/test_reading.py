@@ -1,17 +1,12 @@
 """What is read of a run directory, also of a damaged one and of somebody else's."""
 
-import errno
-import os
 import re
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from reproduction.paper.index import RunIndex
 from semisfl.cli.main import main
-from semisfl.files import write_whole
 from semisfl.runs import reading
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.preset_changes import changes, flat
@@ -63,22 +58,3 @@ def test_a_run_of_somebody_else_imports_no_method(
     assert main(["report", "runs", "--html", "x.html"]) == 0
     assert not RunIndex(runs, studies=()).of(digits_cell().config())
     assert not (tmp_path / "owned").exists()
-
-
-@pytest.mark.parametrize("state", ["3", "[]", '{"model": null}', '{"model": {"description": {}}}'])
-def test_a_checkpoint_of_another_form_says_nothing_of_images(state: str, tmp_path: Path) -> None:
-    save_file({"a": torch.zeros(1)}, tmp_path / "latest.safetensors", metadata={"state": state})
-    assert reading.read_images(tmp_path) is None
-
-
-def test_a_read_only_disk_names_the_file_and_no_temporary_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(place: str | Path, *_: object, **__: object) -> int:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
-
-    monkeypatch.setattr(os, "open", refuses)
-    monkeypatch.setattr(Path, "unlink", refuses)
-    with pytest.raises(OSError, match="Read-only") as caught:
-        write_whole(tmp_path / "a.json", b"{}")
-    assert caught.value.filename == str(tmp_path / "a.json")

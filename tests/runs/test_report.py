@@ -1,10 +1,8 @@
 """Reports: what they read, how they group and average, and that nothing of training is needed."""
 
-import errno
 import json
 import logging
 import math
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,15 +12,12 @@ from typing import Any
 import pytest
 
 from reproduction import records
-from semisfl.cli.main import main
 from semisfl.runs import plots, report
 from semisfl.runs.start import train
-from semisfl.settings.catalog import METHODS
 from tests import toy
 from tests.pictures import cut_off
 
 PNG = b"\x89PNG"
-STUDIES = [one for one in records.studies() if "metrics" in records.entries(one)[0]]
 
 
 def write_run(
@@ -64,37 +59,6 @@ def test_a_round_that_left_the_run_diverged_is_not_its_best_and_reaches_no_targe
     assert summary.to_target is not None and summary.to_target.rounds == 3
 
 
-def test_a_single_run_has_no_standard_error(tmp_path: Path) -> None:
-    (group,) = report.group_runs(report.find_runs([write_run(tmp_path / "r", [50.0, 60.0])]))
-    plain = report.as_json(report.summarise(group))
-    assert plain["accuracy"] == {"mean": 60.0, "stderr": None}
-    assert plain["to_target"] is None
-
-
-def test_a_run_in_a_folder_of_another_user_is_reported_without_its_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    run = write_run(tmp_path / "r", [50.0, 60.0])
-    monkeypatch.setattr(plots, "save_picture", refused)
-    assert main(["report", str(run), "--json"]) == 0
-    printed = capsys.readouterr()
-    answer = json.loads(printed.out)
-    assert answer["picture"] is None and answer["results"][0]["accuracy"]["mean"] == 60
-    assert f"no picture: {run}/report.png: Permission denied; choose --out" in printed.err
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 3, 150])
-def test_ticks_of_rounds_are_whole(rounds: int, tmp_path: Path) -> None:
-    groups = report.group_runs(report.find_runs([write_run(tmp_path / "r", [50.0] * rounds)]))
-    figure = plots.picture(groups)
-    figure.draw_without_rendering()
-    ticks = figure.axes[0].get_xticks()
-    assert len(ticks) and all(tick == int(tick) for tick in ticks)
-
-
 def test_cost_of_a_target_counts_only_runs_that_reach_it(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [None, 70.0, 85.0, 80.0], seed=1)
     write_run(tmp_path / "b", [None, 90.0, 91.0, 92.0], seed=2)
@@ -104,20 +68,6 @@ def test_cost_of_a_target_counts_only_runs_that_reach_it(tmp_path: Path) -> None
     assert cost == report.ToTarget(reached=2, rounds=2.5, bytes=250.0, seconds=5.0)
     never = report.summarise(group, target=99.0).to_target
     assert never == report.ToTarget(0, None, None, None)
-
-
-def test_groups_are_named_by_the_settings_that_differ(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [50.0], labeled=10)
-    write_run(tmp_path / "b", [50.0], labeled=20)
-    write_run(tmp_path / "c", [50.0], method="supervised", labeled=20)
-    write_run(tmp_path / "d", [50.0], labeled=10, seed=4)
-    groups = report.group_runs(report.find_runs([tmp_path]))
-    assert [group.label for group in groups] == [
-        "SemiSFL labeled=10",
-        "SemiSFL labeled=20",
-        "Supervised-only",
-    ]
-    assert [len(group.runs) for group in groups] == [2, 1, 1]
 
 
 def test_a_run_over_several_ranks_is_averaged_with_runs_of_one_process(tmp_path: Path) -> None:
@@ -162,63 +112,7 @@ def test_a_group_without_a_tested_round_is_noted(
     )
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_the_command_prints_what_is_unfinished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(tmp_path / "runs" / "a", [50.0, 80.0])
-    write_run(tmp_path / "runs" / "b", [10.0], rounds=2, seed=1)
-    words = ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out.png")]
-    assert main(words) == 0
-    assert "! SemiSFL: 1 of 2 runs left out as unfinished" in capsys.readouterr().out
-    assert main([*words, "--json"]) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert result["left_out"] == [str(tmp_path / "runs" / "b")]
-    assert "left out" in result["remark"]
-
-
 # --- files -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_settings_missing_from_an_older_file_are_unknown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = write_run(tmp_path / "runs" / "old", [60.0, 70.0])
-    lines = [{"round": number, "accuracy": 60.0 + 10 * number} for number in range(2)]
-    (old / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (group,) = report.group_runs(report.find_runs([old]))
-    summary = report.summarise(group, target=65.0)
-    assert (summary.accuracy.mean, summary.bytes, summary.seconds) == (70.0, None, None)
-    assert summary.to_target == report.ToTarget(1, 2.0, None, None)
-    assert plots._curve(group, plots.Chart(plots.MINUTES), "accuracy") == ([], [], [])
-    assert plots._curve(group, plots.Chart(plots.GIGABYTES), "accuracy") == ([], [], [])
-    words = ["report", str(old), "--target", "65", "--out", str(tmp_path / "out.png")]
-    assert main(words) == 0
-    cells = [line.split() for line in capsys.readouterr().out.splitlines() if "SemiSFL" in line]
-    assert cells == [
-        ["SemiSFL", "1", "2", "70.0", "70.0", "–", "–"],
-        ["SemiSFL", "1", "of", "1", "2", "–", "–"],
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("study", STUDIES)
-def test_recorded_runs_can_be_reported(
-    study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture, folder = tmp_path / "report.png", tmp_path / study
-    for one in records.entries(study):
-        records.unpack(f"{study}/{one['name']}", folder / one["name"].replace("/", "-"))
-    assert main(["report", str(folder), "--out", str(picture), "--json", "--target", "50"]) == 0
-    results = json.loads(capsys.readouterr().out)["results"]
-    assert {Path(run) for result in results for run in result["runs"]} == set(folder.iterdir())
-    for result in results:
-        # One of those tried with 250 labels does not learn; `stand-ins` has a set of 100 classes.
-        least = {"frontier": 9, "stand-ins": 25}.get(study, 30)
-        assert result["accuracy"]["mean"] > least
-        assert result["label"].split()[0] == METHODS[result["method"]].title
-    assert picture.read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize(
@@ -305,20 +199,6 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     (group,) = report.group_runs(report.find_runs([tmp_path]))
     assert [run.path.name for run in group.runs] == ["b", "d"]
     assert "2 of 4 runs left out as there twice" in group.remark
-
-
-def test_of_a_seed_that_is_there_twice_the_one_that_was_tested_counts(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [None, None], rounds=2)
-    write_run(tmp_path / "b", [10.0], rounds=2)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
-    assert [run.path.name for run in group.runs] == ["b"]
-
-
-def test_a_configuration_that_is_no_runs_is_said(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "r", [50.0])
-    (path / "config.toml").write_text("rounds = 3\n")
-    with pytest.raises(ValueError, match=r"r/config.toml is no run's configuration: .* no method"):
-        report.find_runs([path])
 
 
 def test_missing_runs_and_missing_tests_are_errors(tmp_path: Path) -> None:

@@ -123,20 +123,6 @@ def test_a_run_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 
-def test_supervised_only_sends_nothing() -> None:
-    rows = train(small("method=supervised", "rounds=2"), data=DATA, device="cpu").rounds
-    assert rows[-1]["bytes"] == {} and rows[-1]["bytes_total"] == 0
-
-
-def test_own_model_and_partition() -> None:
-    order = seeds.generator(0, "own").permutation(len(DATA.images))
-    own = Partition(
-        np.sort(order[:30]), tuple(np.sort(part) for part in np.array_split(order[30:], 5))
-    )
-    result = train(small("rounds=1"), data=DATA, partition=own, model=bn_model(), device="cpu")
-    assert len(result.rounds) == 1 and not result.stopped
-
-
 def test_same_seed_same_run_other_seed_other_run() -> None:
     one, same, other = (
         train(small("rounds=2", f"seed={seed}"), data=DATA, device="cpu") for seed in (3, 3, 4)
@@ -281,8 +267,8 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     assert "rounds 1 to 3" in (directory.path / "run.log").read_text()
     assert read_rounds(directory.path, dict) == result.rounds
     best = max(row["accuracy"] for row in result.rounds)
-    assert directory.load("best")["best"] == best == result.best
-    assert directory.load("best").keys() == {"round", "best", "model"}, "no training state"
+    assert best == result.best
+    assert directory.load("best").keys() == {"round", "model"}, "no training state"
     sizes = [(directory.path / f"{name}.safetensors").stat().st_size for name in ("best", "latest")]
     assert 2 * sizes[0] < sizes[1]
     assert directory.load("latest")["round"] == 3
@@ -297,29 +283,6 @@ def test_never_overwrites_a_run(tmp_path: Path) -> None:
     ):
         train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-
-
-def test_a_mistake_leaves_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="labeled = 500 exceeds the 240 training images"):
-        train(small("data.labeled=500"), data=DATA, device="cpu", out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("here already")
-    with pytest.raises(ValueError, match="choose another --out"):
-        RunDirectory.create(tmp_path / "file", small())
-    with pytest.raises(ValueError, match=r"cannot write to .*; choose another --out"):
-        RunDirectory.create(tmp_path / "file" / "run", small())
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(
-        ValueError, match=r"cannot write to .*Read-only file system; choose another --out"
-    ):
-        RunDirectory.create(tmp_path / "run", small())
 
 
 def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(tmp_path: Path) -> None:
@@ -337,14 +300,6 @@ def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(tmp_path: Pat
         train(small("rounds=1"), data=DATA, device="cpu", out=place)
     assert (place / "best.safetensors").read_text() == "mine"
     assert not (place / "config.toml").exists()
-
-
-def test_resume_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no run"):
-        resume(tmp_path)
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*other.safetensors"):
-        train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
-        resume(tmp_path / "run" / "other.safetensors", data=DATA)
 
 
 # --- damage and full disks ---------------------------------------------------------------------------
@@ -502,21 +457,6 @@ def test_a_server_goes_on_with_more_labels_and_a_warning(
     assert "images that rounds are judged on are not those that the run began with" in caplog.text
 
 
-def test_a_server_does_not_go_on_with_images_of_another_size() -> None:
-    """For example, most labelled images have another size after some were added."""
-    larger = replace(
-        DATA,
-        images=DATA.images.repeat_interleave(2, -1).repeat_interleave(2, -2),
-        test_images=DATA.test_images.repeat_interleave(2, -1).repeat_interleave(2, -2),
-    )
-    before, now = (
-        assemble(small("rounds=1"), data, device="cpu").description.as_dict()
-        for data in (DATA, larger)
-    )
-    with pytest.raises(ConfigError, match="the run began with images whose shape is"):
-        check_images(before, now, may_grow=True)
-
-
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     file = sinks.MetricsFile(tmp_path / "metrics.jsonl")
     file.write(RoundMetrics(round=0, loss_semi=math.nan, accuracies={"student": math.inf}))
@@ -572,9 +512,7 @@ def test_partition_and_clients_must_agree() -> None:
     ):
         train(small(), data=DATA, partition=own, device="cpu")
     named = replace(own, names=("2024", "2025", "scans", "more"))
-    with pytest.raises(
-        ValueError, match=r"has 4 clients \(the folders 2024, 2025, scans, ...\) but"
-    ):
+    with pytest.raises(ValueError, match="has 4 clients but"):
         train(small(), data=DATA, partition=named, device="cpu")
 
 

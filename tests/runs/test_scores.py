@@ -30,12 +30,6 @@ def test_scores_by_hand() -> None:
     assert scores.macro_f1 == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
 
 
-def test_a_class_that_is_never_predicted_lowers_macro_f1_more_than_accuracy() -> None:
-    labels = torch.tensor([0] * 95 + [1] * 5)
-    scores = Scores.of(torch.zeros(100, dtype=torch.long), labels, 2)
-    assert scores.accuracy == 95 and scores.macro_f1 == pytest.approx(100 * 190 / 195 / 2)
-
-
 def test_a_round_records_the_scores_of_the_tested_model(tmp_path: Path) -> None:
     data = toy.dataset()
     settings = toy.values("semisfl", "rounds=2", "runtime.evaluate_every=2")
@@ -98,15 +92,3 @@ def test_a_bad_round_is_not_the_best(
     result = resume(tmp_path / "run", **own)
     assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 3
     assert result.best == 90.0
-
-
-@pytest.mark.parametrize("measure", ["accuracy", "macro_f1"])
-def test_a_model_that_recognises_nothing_is_kept_until_a_better_one_comes(
-    measure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = Scores(np.array([[0, 5], [5, 0]]), 10)
-    monkeypatch.setattr(Experiment, "_scores", lambda *_: {"student": nothing})
-    settings = toy.values("supervised", "rounds=2", f"runtime.best_by={measure}")
-    own: dict[str, Any] = {"data": toy.dataset(), "model": toy.network(), "device": "cpu"}
-    assert train(settings, out=tmp_path / "run", **own).best == 0.0
-    assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 1

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from semisfl.cli import console, progress
+from semisfl.cli import progress
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.checkpoint import read
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.reading import read_rounds
 from semisfl.runs.sinks import MetricsFile, RunInfo
@@ -52,16 +51,6 @@ class Recorder:
         self._note("close")
 
 
-@pytest.mark.parametrize("missing", ["start", "write", "close"])
-def test_a_sink_without_a_method_does_not_end_the_run(
-    missing: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    methods = {name: lambda *_: None for name in ("start", "write", "close") if name != missing}
-    sink = type("Short", (), methods)()
-    assert len(train(settings("rounds=2"), sinks=[sink], **OWN).rounds) == 2
-    assert caplog.text.count("sink Short failed and gets no more rounds") == 1
-
-
 def test_a_sink_is_started_given_every_row_and_closed(tmp_path: Path) -> None:
     sink = Recorder()
     config = settings("runtime.evaluate_every=2")
@@ -72,18 +61,6 @@ def test_a_sink_is_started_given_every_row_and_closed(tmp_path: Path) -> None:
     assert [row.as_dict() for row in sink.written] == result.rounds
     assert result.rounds == read_rounds(tmp_path / "run", dict)
     assert [row.accuracy is None for row in sink.written] == [True, False, False]
-
-
-def test_a_row_is_on_disk_before_a_sink_sees_it(tmp_path: Path) -> None:
-    path, seen = tmp_path / "run", []
-
-    class Looking(Recorder):
-        def write(self, metrics: RoundMetrics) -> None:
-            lines = len((path / "metrics.jsonl").read_text().splitlines())
-            seen.append((lines, read(path / "latest.safetensors")["round"]))
-
-    train(settings("runtime.checkpoint_every=1"), out=path, sinks=[Looking()], **OWN)
-    assert seen == [(1, 1), (2, 2), (3, 3)]
 
 
 def test_a_resumed_run_tells_where_it_begins_and_a_stopped_one_closes(tmp_path: Path) -> None:
@@ -172,18 +149,6 @@ def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str
         "toy: round 3/6  accuracy  61.2 %  10.0 s  left 0:30",
         "toy: round 4/6  accuracy  61.2 %  20.0 s  left 0:30",
     ]
-
-
-def test_the_bar_shows_rounds_and_the_last_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = console.Console(force_terminal=True, width=100, record=True, stderr=True)
-    monkeypatch.setattr(console, "err", terminal)
-    bar = progress.RunProgress("toy")
-    bar.start(RunInfo(settings("rounds=6"), 2, None))
-    bar.write(RoundMetrics(round=2, seconds=1.0, accuracy=61.25))
-    bar.write(RoundMetrics(round=3, seconds=1.0))
-    bar.close()
-    output = terminal.export_text()
-    assert "4/6" in output and "accuracy  61.2 %" in output
 
 
 def test_the_sink_of_the_documentation_is_told_of_every_round(

@@ -20,8 +20,8 @@ from semisfl.data.partition import Partition
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
-from semisfl.runs import checkpoint, directory, run_log, start
-from semisfl.runs.directory import RunDirectory, environment
+from semisfl.runs import checkpoint, run_log, start
+from semisfl.runs.directory import RunDirectory
 from semisfl.runs.run_data import load_images
 from semisfl.runs.sinks import Callback
 from semisfl.runs.start import resume, train
@@ -158,28 +158,6 @@ def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
     assert (tmp_path / "runs").exists() == there
 
 
-def test_labels_are_looked_for_before_a_directory_is_made(
-    labeled: Path, authority: Path, tmp_path: Path
-) -> None:
-    """A device's folder cannot be a server's; the corrected command then works."""
-    (tmp_path / "unlabeled").mkdir()
-    first = next(labeled.rglob("*.png"))
-    (tmp_path / "unlabeled" / "1.png").write_bytes(first.read_bytes())
-    options = NetworkOptions("127.0.0.1:0", authority)
-    data = load_images(str(tmp_path / "unlabeled"), tiny(2))
-    with pytest.raises(
-        ConfigError, match=r"unlabeled holds no labelled images; a folder needs train/"
-    ):
-        train(tiny(2), data=data, device="cpu", out=tmp_path / "run", network=options)
-    assert not (tmp_path / "run").exists()
-    data = load_images(str(labeled), tiny(2))
-    with start.begin(
-        tiny(2), data=data, device="cpu", out=tmp_path / "run", network=options
-    ) as run:
-        assert run.directory is not None and run.directory.config().fleet.kind == "network"
-    assert not (tmp_path / "run").exists(), "nothing was begun"
-
-
 def test_a_failure_between_the_directory_and_the_first_round_is_undone(tmp_path: Path) -> None:
     data, partition = toy_data(2)
     place = tmp_path / "run"
@@ -307,24 +285,6 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         holder.wait()
     assert not resume(tmp_path / "run", **arguments).stopped
     assert not list((tmp_path / "run").glob(".*"))
-
-
-def test_a_run_on_the_cpu_records_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        directory, "environment", lambda device: environment(device) | {"device": device}
-    )
-    data, partition = toy_data(2)
-    with start.begin(
-        tiny(2), out=tmp_path / "run", data=data, partition=partition, device="cpu"
-    ) as run:
-        assert run.directory is not None
-        recorded = json.loads((run.directory.path / "environment.json").read_text())
-    assert recorded["device"] == "cpu"
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    names = {None: "first", "cuda:1": "second"}
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: names[device])
-    gpus = [environment(device)["gpu"] for device in ("cpu", "auto", "cuda:1")]
-    assert gpus == [None, "first", "second"]
 
 
 def test_of_two_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Test validation images: nobody trains on them, rounds are judged on them, and the test set is read once."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,13 @@ import pytest
 import torch
 
 from semisfl import load
-from semisfl.cli.main import main
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition, set_aside
 from semisfl.data.sources import join
-from semisfl.metrics import RoundMetrics
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import divide
 from semisfl.runs.scores import Scores
-from semisfl.runs.sinks import Callback
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
 from semisfl.use.model_card import card
@@ -90,30 +86,6 @@ def test_a_share_below_one_image_per_class_still_takes_one_of_each_and_says_so(
     assert not caplog.text
     three = replace(data, labels=torch.where(data.labels == 3, 0, data.labels))
     assert np.bincount(three.labels[set_aside(three, 0.005, 0)]).tolist() == [1, 1, 1]
-
-
-def test_few_labelled_images_are_enough_and_a_classs_only_one_is_trained_on() -> None:
-    data = toy.dataset()
-    known = torch.zeros(200, dtype=torch.bool).index_fill(
-        0, torch.tensor([0, 1, 2, 3, 4, 5, 8]), True
-    )
-    few = replace(data, labels=torch.where(known, data.labels, -1))
-    partition = divide(config("data.validation=0.1", "data.labeled=5"), few)
-    assert np.bincount(few.labels[partition.validation], minlength=4).tolist() == [1, 1, 0, 0]
-    assert np.bincount(few.labels[partition.labeled]).tolist() == [2, 1, 1, 1]
-    with pytest.raises(
-        ValueError, match=r"labeled = 6 exceeds the 5 .*, besides 2 for validation; .*labeled=5 or"
-    ):
-        divide(config("data.validation=0.1", "data.labeled=6"), few)
-
-
-def test_validation_that_leaves_clients_no_images_is_named() -> None:
-    """One of two images per class is for validation, the other is labelled."""
-    data = toy.dataset()
-    first = torch.cat([torch.nonzero(data.labels == label)[:2, 0] for label in range(4)])
-    two_each = replace(data, images=data.images[first], labels=data.labels[first])
-    with pytest.raises(ValueError, match=r"4 are for validation.*or data.validation=none"):
-        divide(config("data.validation=0.1", "data.labeled=4"), two_each)
 
 
 def test_validation_that_leaves_no_training_images_is_refused() -> None:
@@ -199,11 +171,6 @@ def test_a_run_that_a_limit_ended_is_tested_and_goes_on_exactly(tmp_path: Path) 
     assert numbers(beyond.rounds[1:]) == numbers(straight.rounds[1:])
 
 
-class EndsAtOnce(Callback):
-    def on_round(self, metrics: RoundMetrics) -> bool:
-        return True
-
-
 def test_judging_changes_nothing_of_the_training() -> None:
     plain = run_rounds(toy.assemble("semisfl", "rounds=2")).rounds
     judged = toy.assemble("semisfl", "rounds=2")
@@ -228,27 +195,3 @@ def test_a_run_over_a_network_is_judged_on_the_servers_images() -> None:
 
 
 # --- reports -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_report_says_which_of_the_two_it_shows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    judged = run(tmp_path / "runs" / "judged")
-    picture = ["--out", str(tmp_path / "out.png")]
-    assert main(["report", str(tmp_path / "runs"), *picture]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith("validation accuracy") and " test % " in output
-    (line,) = [one.split() for one in output.splitlines() if "SemiSFL" in one]
-    assert line[3:6] == [
-        f"{judged.accuracy:.1f}",
-        f"{judged.best:.1f}",
-        f"{judged.test_accuracy:.1f}",
-    ]
-    plain = run(tmp_path / "runs" / "plain", "data.validation=none")
-    assert main(["report", str(tmp_path / "runs"), *picture, "--json"]) == 0
-    results = json.loads(capsys.readouterr().out)["results"]
-    assert {one["judged_on"]: one["test"]["mean"] for one in results} == {
-        "validation": judged.test_accuracy,
-        "test": plain.accuracy,
-    }

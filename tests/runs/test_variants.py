@@ -5,15 +5,12 @@ from typing import Any
 
 import pytest
 
-from reproduction import records
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
 from semisfl.runs.compare import Sweep, Variant, read_variants
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.report import flatten
-from semisfl.settings import config, presets
+from semisfl.settings import config
 
-ROOT = Path(__file__).parents[2]
 VALUES: dict[str, Any] = {"rounds": 1, "seed": 5}
 VARIANTS = [Variant("plain"), Variant("faster", ("optimizer.lr=0.05", "optimizer.lr_min=0.01"))]
 
@@ -79,20 +76,3 @@ def test_mistakes_in_a_file(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(config.ConfigError) as error:
         read_variants(written(tmp_path, text))
     assert reason in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "file", sorted((ROOT / "reproduction" / "variants").glob("frontier-*.toml"))
-)
-def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path: Path) -> None:
-    """Each group has its runs beside the file, with the settings that it has now."""
-    variants = read_variants(file)
-    values = config.override(presets.values_of("cifar10"), ["semisfl.client_teacher=frozen"])
-    jobs = compare.list_jobs(values, ["semisfl"], 1, tmp_path, variants=variants)
-    assert len(jobs) == len(variants) and variants[0] == Variant("plain")
-    for variant, job in zip(variants, jobs, strict=True):
-        name = f"{file.stem.removeprefix('frontier-')}/{variant.name}"
-        one = next(one for one in records.entries("frontier") if one["name"].startswith(name))
-        had, has = (flatten(values) for values in (one["settings"], job.config.model_dump()))
-        keys = [assignment.partition("=")[0] for assignment in variant.assignments]
-        assert [had[key] for key in keys] == [has[key] for key in keys]
