@@ -28,7 +28,7 @@ BUDGETS = {
     "models": 1055,
     "net": 388,
     "net/client": 922,
-    "net/server": 1330,
+    "net/server": 1315,
     "net/tls": 385,
     "root": 139,
     "runs": 2085,

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from reproduction.poisoning.fleet import PoisonedBlock, attackers_of, poisoned_fleet
 from torch import Tensor
 
-from reproduction.poisoning.attacks import ATTACKS
+from reproduction.poisoning.attacks import ATTACKS, PoisonedBlock, attackers_of, poisoned_fleet
 from semisfl.fleet.base import AbnormalValues
 from semisfl.methods.semifl.method import SemiFLWork
 from semisfl.net.client import member

@@ -96,6 +96,8 @@ class Questions:
         """The session of each client when it was first asked in this round."""
         self._answered: set[int] = set()
         """The clients whose last question of this round is answered."""
+        self._faults: dict[int, str] = {}
+        """The clients whose last answer has impossible values, with the reason."""
         self._unproven: defaultdict[int, list[Mapping[Kind, int]]] = defaultdict(list)
         """Bytes sent to each client since its last answer. They count once an answer proves that they arrived."""
 
@@ -134,8 +136,7 @@ class Questions:
         with a `WireError`, is a strike against its device. So is an answer with impossible values; but if most
         devices send such values, what the server sent is the reason, and `AbnormalValues` is raised.
         """
-        faults: dict[int, str] = {}
-        taken: set[int] = set()
+        self._faults.clear()
         stop_at: float | None = None
         while self._open:
             if self._stop.requested:
@@ -153,31 +154,18 @@ class Questions:
             if data is None:
                 self._leave_out(session.client, "its connection was lost")
             elif ticket == question.ticket:
-                frame = self._checked(question, data, kind)
-                if frame is None:
-                    continue
-                if (fault := impossible(frame.tensors)) is not None:
-                    faults[session.client] = fault
-                    self._leave_out(session.client, fault)
-                    continue
-                self._pass_on(question, frame, take)
-                taken.add(session.client)
-        self._judge(faults, taken - self.left_out)
-
-    def _judge(self, faults: Mapping[int, str], good: set[int]) -> None:
-        """Count each impossible answer as a breach, unless more clients sent one than not."""
-        if len(faults) > len(good):
-            some = next(iter(faults.values()))
+                self._check(question, data, kind, take)
+        if len(self._faults) > len(self._answered):
+            some = next(iter(self._faults.values()))
             raise AbnormalValues(f"most devices answer with impossible values: {some}")
-        for client, fault in faults.items():
+        for client, fault in self._faults.items():
             session = self._of_round[client]
             self._held_back.note(client, fault)
             self._sessions.breach(session.peer, session.identity, fault)
 
-    def _checked(self, question: Question, data: bytearray, kind: Kind) -> Frame | None:
-        """Return an answer that has the form that is due, and count its bytes; None if its client is left out."""
-        session, due = question.session, question.due
-        client = session.client
+    def _check(self, question: Question, data: bytearray, kind: Kind, take: Take) -> None:
+        """Check one answer and pass it to ``take``. In any case stop waiting for it, and count its bytes."""
+        session, due, client = question.session, question.due, question.session.client
         self._close(question)
         for sizes in self._unproven.pop(client, ()):
             for sent, size in sizes.items():
@@ -188,37 +176,28 @@ class Questions:
                 reason = refused_by_policy(frame.fields["reason"]).reason
                 self._leave_out(client, reason)
                 self._sessions.dismiss(session, reason)
-                return None
+                return
             for name, value in due.fields.items():
                 if frame.fields[name] != value:
                     raise WireError(
                         f"{frame.kind} has {name} = {frame.fields[name]}; {value} is due"
                     )
-        except WireError as error:
-            self._refuse(session, error)
-            return None
-        if frame.tensors:
-            self._traffic.add(kind, "up", client, payload_bytes(due.frames[frame.kind]))
-        return frame
-
-    def _pass_on(self, question: Question, frame: Frame, take: Take) -> None:
-        """Give an answer to ``take``, which may refuse it."""
-        client = question.session.client
-        if frame.kind == "features":
-            self.note_size("features", client, largest(frame.tensors["student"]))
-        try:
+            if frame.tensors:
+                self._traffic.add(kind, "up", client, payload_bytes(due.frames[frame.kind]))
+            if (fault := impossible(frame.tensors)) is not None:
+                self._faults[client] = fault
+                self._leave_out(client, fault)
+                return
+            if frame.kind == "features":
+                self.note_size("features", client, largest(frame.tensors["student"]))
             take(client, frame)
         except WireError as error:
-            self._refuse(question.session, error)
+            self._leave_out(client, str(error))
+            self._sessions.offend(session, str(error))
 
     def note_size(self, kind: str, client: int, size: float) -> None:
         """Note how large the values of a client are, for `stands_out`; the largest of the round counts."""
         self.sizes[kind][client] = max(size, self.sizes[kind].get(client, 0.0))
-
-    def _refuse(self, session: Session, error: WireError) -> None:
-        """Leave a client out and disconnect it: its answer breaks the protocol."""
-        self._leave_out(session.client, str(error))
-        self._sessions.offend(session, str(error))
 
     def give_up(self) -> None:
         """Wait for no client any more; an answer that still comes is ignored."""
