@@ -77,7 +77,7 @@ class Controller:
         )
         self.semi_faster_share = float(np.mean(semi_fell_faster >= MARGIN))
         if self.semi_faster_share >= 0.5:
-            self._lower(round(self._lowered))
+            self._lower(round(self._next_steps))
 
     def _decide_raw(self) -> None:
         # R_h is over ten differences (period / window), so over eleven windows. Whole ones only,
@@ -88,10 +88,10 @@ class Controller:
         self.semi_faster_share = float(np.mean(semi_fell_faster))
         if self.semi_faster_share >= 0.5:
             # Without the small number, the floor of 33 / 1.1 would be 29.
-            self._lower(math.floor(self._lowered + 1e-9))
+            self._lower(math.floor(self._next_steps + 1e-9))
 
     @property
-    def _lowered(self) -> float:
+    def _next_steps(self) -> float:
         """Return the next K_s, not yet a whole number."""
         return max(self.supervised_steps / self.config.step_decay, self.min_supervised_steps)
 

@@ -76,7 +76,7 @@ class Labelling:
         """Return labels and whether each is confident. Rows belong to ``clients`` in equal shares."""
         probabilities = logits.float().softmax(1)
         if self.align != "none":
-            probabilities = self._corrected(probabilities, self._places(clients, active))
+            probabilities = self._correct(probabilities, self._places(clients, active))
         return most_likely(probabilities, self.threshold, self.rule)
 
     def _places(self, clients: Sequence[int], active: Sequence[int]) -> Tensor:
@@ -84,18 +84,18 @@ class Labelling:
             return self._clients[: len(active)]
         return torch.tensor(clients, device=self._clients.device)
 
-    def _corrected(self, raw: Tensor, places: Tensor) -> Tensor:
+    def _correct(self, raw: Tensor, places: Tensor) -> Tensor:
         """Return q' of every row, and move the means by what this step shows."""
         means = self._means
         if self.align == "global":
-            corrected = self._reweighted(raw, self.prior / means["classes"].clamp(min=SMALLEST))
+            corrected = self._reweight(raw, self.prior / means["classes"].clamp(min=SMALLEST))
             weight = _weight(means["steps"].add_(1), DECAY)
             means["classes"].lerp_(raw.mean(0), weight)
             return corrected
         mix, usual = means["client_mix"].index_select(0, places), self._usual_mix()
         smoothed = mix.lerp(usual.expand_as(mix), SMOOTHING)
         ratio = (smoothed / usual).repeat_interleave(len(raw) // len(places), 0)
-        corrected = self._reweighted(raw, ratio)
+        corrected = self._reweight(raw, ratio)
         steps = means["client_steps"].index_select(0, places) + 1
         means["client_steps"].index_copy_(0, places, steps)
         seen_mix = corrected.view(len(places), -1, raw.shape[1]).mean(1)
@@ -110,7 +110,7 @@ class Labelling:
         mean = torch.where(seen.any(), total / seen.sum().clamp(min=1), self.prior)
         return mean.clamp(min=SMALLEST)
 
-    def _reweighted(self, probabilities: Tensor, ratio: Tensor) -> Tensor:
+    def _reweight(self, probabilities: Tensor, ratio: Tensor) -> Tensor:
         """Return predictions times ``ratio``, normalised; unchanged before the warm-up is over."""
         weighted = probabilities * ratio.pow(self._warm)
         return weighted / weighted.sum(1, keepdim=True)

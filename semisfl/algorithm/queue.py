@@ -70,7 +70,7 @@ def _join(
     )
 
 
-def _served_in_turn(ring: Ring, owner: Tensor, batch: int, kept: int = 0) -> Tensor:
+def _in_turn_mask(ring: Ring, owner: Tensor, batch: int, kept: int = 0) -> Tensor:
     """Return the mask [n, references] that serves clients one after the other.
 
     Each sees its own keys and what ``ring`` holds once those served before it were pushed. ``kept``
@@ -111,7 +111,7 @@ class TwoLevelQueue:
 
     def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
         """Return a mask for the references of the next `push_pseudo`; ``owner``: the client of each row."""
-        return _served_in_turn(self.pseudo, owner, batch, kept=len(self.labeled.keys))
+        return _in_turn_mask(self.pseudo, owner, batch, kept=len(self.labeled.keys))
 
     def end_round(self) -> None:
         """Keep both levels."""
@@ -151,7 +151,7 @@ class SingleQueue:
         return references
 
     def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
-        return _served_in_turn(self.ring, owner, batch)
+        return _in_turn_mask(self.ring, owner, batch)
 
     def end_round(self) -> None:
         self.ring.clear()

@@ -58,7 +58,7 @@ def guard_of(
     outgoing = Outgoing(defence)
     outgoing.draw_from(config, [generator])
     codec = codec_named(config.wire.teacher_features)
-    return torch.no_grad()(lambda rows: codec.roundtrip(outgoing.guarded(rows, 1)))
+    return torch.no_grad()(lambda rows: codec.roundtrip(outgoing.clip_and_noise(rows, 1)))
 
 
 def mean_of_uses(transmit: inversion.Transmission, uses: int) -> inversion.Transmission:

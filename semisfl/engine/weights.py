@@ -38,7 +38,7 @@ def as_flat(tensor: Tensor) -> Tensor:
     return (tensor.movedim(-3, -1) if tensor.dim() >= 4 else tensor).reshape(-1)
 
 
-def padded(tensor: Tensor) -> int:
+def padded_size(tensor: Tensor) -> int:
     """Return the size of ``tensor`` with padding, so that the next tensor starts aligned."""
     return _aligned(tensor.numel())
 
@@ -98,9 +98,11 @@ class Weights:
         ]
         tensors = [*cast, *rest]
         device = tensors[0].device
-        self.master = torch.zeros(sum(padded(t) for t in tensors), device=device)
+        self.master = torch.zeros(sum(padded_size(t) for t in tensors), device=device)
         self.work = (
-            torch.zeros(sum(padded(t) for t in cast), device=device, dtype=dtype) if cast else None
+            torch.zeros(sum(padded_size(t) for t in cast), device=device, dtype=dtype)
+            if cast
+            else None
         )
         self.dtype = dtype
         start = 0
@@ -115,7 +117,7 @@ class Weights:
                 tensor.home = Home(self, start, tensor.numel())  # type: ignore[attr-defined]
             else:
                 tensor.data = master
-            start += padded(tensor)
+            start += padded_size(tensor)
         for layer in module.modules():
             if any(id(parameter) in known for parameter in layer.parameters(recurse=False)):
                 layer.register_state_dict_post_hook(_give_master)

@@ -53,10 +53,10 @@ def combine(
     if settings.aggregate == "mean" or len(rows) < FEWEST:
         return mean_state(rows)
     first = rows[0]
-    kinds = _kinds(first)
-    floating = {name for names in kinds.values() for name in names}
+    groups = _groups(first)
+    floating = {name for names in groups.values() for name in names}
     result = mean_state([{k: v for k, v in state.items() if k not in floating} for state in rows])
-    for kind, names in kinds.items():
+    for group, names in groups.items():
         sent = _flat(reference, names, first[names[0]].device)
         updates = torch.stack([_flat(state, names) for state in rows]) - sent
         tensors = {name: first[name].numel() for name in names}
@@ -71,7 +71,7 @@ def combine(
             )
         for place, client in enumerate(states):
             if place in combined.held_back:
-                held_back.add(client, kind + combined.held_back[place])
+                held_back.add(client, group + combined.held_back[place])
         values = (sent + combined.update).split([*tensors.values()])
         for name, value in zip(names, values, strict=True):
             # A combined update can make a variance negative even where no client's update does.
@@ -85,7 +85,7 @@ def long_updates(states: Mapping[int, State], reference: State) -> set[int]:
     if len(states) < FEWEST:
         return set()
     first, too_long = next(iter(states.values())), set()
-    for names in _kinds(first).values():
+    for names in _groups(first).values():
         sent = _flat(reference, names, first[names[0]].device)
         lengths = torch.stack([(_flat(state, names) - sent).norm() for state in states.values()])
         beyond = (lengths > 2 * lengths.quantile(0.5)).tolist()
@@ -93,18 +93,18 @@ def long_updates(states: Mapping[int, State], reference: State) -> set[int]:
     return too_long
 
 
-def _kinds(state: State) -> dict[str, list[str]]:
+def _groups(state: State) -> dict[str, list[str]]:
     """Return the names of weights, of running means and of running variances, by the prefix of their reasons.
 
     They have different units. In one norm, large statistics would hide a long update of weights.
     """
-    kinds: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, value in state.items():
         if value.is_floating_point():
             last = name.rpartition(".")[2]
             statistics = last in ("running_mean", "running_var")
-            kinds.setdefault(f"{last}: " if statistics else "", []).append(name)
-    return kinds
+            groups.setdefault(f"{last}: " if statistics else "", []).append(name)
+    return groups
 
 
 @cache
@@ -155,7 +155,7 @@ def clipped_mean(
         (part * (share * together).unsqueeze(1)).mean(0)
         for part, share in zip(parts, shares, strict=True)
     ]
-    return Combined(torch.cat(scaled), _shortened(lengths, shares, [*sizes], settings.limit))
+    return Combined(torch.cat(scaled), _reasons(lengths, shares, [*sizes], settings.limit))
 
 
 def _shares(lengths: Tensor, most: Tensor) -> Tensor:
@@ -168,9 +168,7 @@ def _usual(lengths: Tensor) -> Tensor:
     return lengths.quantile(0.5, dim=-1, keepdim=True)
 
 
-def _shortened(
-    lengths: Tensor, shares: Tensor, names: Sequence[str], limit: float
-) -> dict[int, str]:
+def _reasons(lengths: Tensor, shares: Tensor, names: Sequence[str], limit: float) -> dict[int, str]:
     """Return the clients whose whole update, or that of a tensor, is far longer than is taken, with the reason."""
     whole = lengths.norm(dim=0)
     usual = float(_usual(whole))

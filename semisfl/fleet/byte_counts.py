@@ -58,7 +58,7 @@ class Traffic:
             self.counts[kind, direction, int(client)] = int(size)
 
 
-def alike_clients(counts: Mapping[tuple[str, str, int], int]) -> list[dict[str, Any]]:
+def group_by_bytes(counts: Mapping[tuple[str, str, int], int]) -> list[dict[str, Any]]:
     """Group clients with the same bytes: ``{"clients": [0, 3], "model_down": 208384, ...}``."""
     each: dict[int, dict[str, int]] = {}
     for (kind, direction, client), size in sorted(counts.items()):

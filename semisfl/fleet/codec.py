@@ -39,15 +39,15 @@ def scale_of(maximum: Tensor) -> Tensor:
     return torch.where(scale.isfinite(), scale, torch.nan)
 
 
-def quantised(values: Tensor, scale: Tensor, most: int) -> Tensor:
+def quantise(values: Tensor, scale: Tensor, most: int) -> Tensor:
     """Return whole numbers from -``most`` to ``most``, as floats."""
     integers = (values / torch.where(scale > 0, scale, torch.inf)).mul_(most).round_()
     # Inf / Inf is NaN, which no integer can hold; the NaN scale marks the row instead.
     return integers.nan_to_num_(nan=0.0)
 
 
-def restored(integers: Tensor, scale: Tensor, most: int) -> Tensor:
-    """Return the values that `quantised` rounded. Overwrites ``integers``, which holds floats.
+def dequantise(integers: Tensor, scale: Tensor, most: int) -> Tensor:
+    """Return the values that `quantise` rounded. Overwrites ``integers``, which holds floats.
 
     The divisor is a tensor: a GPU replaces division by a number with a product by its reciprocal.
     That differs from a CPU in the last bit and does not give the maximum back.
@@ -134,7 +134,7 @@ class RowScaled(Codec):
             return (values,)
         maximum = values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True)
         scale = scale_of(maximum)
-        return quantised(values, scale, 127).to(torch.int8), scale.flatten()
+        return quantise(values, scale, 127).to(torch.int8), scale.flatten()
 
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
@@ -143,7 +143,7 @@ class RowScaled(Codec):
             return parts[0].to(dtype)
         integers, scale = parts
         scale = scale.reshape(-1, *(1 for _ in integers.shape[1:]))
-        return restored(integers.to(torch.float32), scale, 127).to(dtype)
+        return dequantise(integers.to(torch.float32), scale, 127).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         if len(parts) == 1:
@@ -187,18 +187,18 @@ class GroupScaled(Codec):
         values = tensor.detach().to(torch.float32)
         if not has_rows(values.shape):
             return (values,)
-        integers, scale = self._quantised(values.flatten(1))
-        return self._packed(integers.flatten(1)[:, : prod(values.shape[1:])]), scale.squeeze(2)
+        integers, scale = self._quantise(values.flatten(1))
+        return self._pack(integers.flatten(1)[:, : prod(values.shape[1:])]), scale.squeeze(2)
 
-    def _quantised(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _quantise(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return integers [row, group, value] as floats, and the groups' scales in bf16."""
-        grouped = self._grouped(rows)
+        grouped = self._group(rows)
         maximum = grouped.abs().amax(dim=2, keepdim=True)
         scale = scale_of(maximum).clamp(max=LARGEST_SCALE).to(torch.bfloat16)
         # Some processors make a negative NaN of one here, which `canonical` refuses.
         scale = scale.masked_fill(scale.isnan(), torch.nan)
         # bf16 may round the maximum down: up to 7.03 sevenths of it, which are 7 all the same.
-        return quantised(grouped, scale.to(torch.float32), 7), scale
+        return quantise(grouped, scale.to(torch.float32), 7), scale
 
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
@@ -207,16 +207,16 @@ class GroupScaled(Codec):
             return parts[0].to(dtype)
         packed, scale = parts
         length = prod(shape[1:])
-        grouped = self._grouped(self._unpacked(packed)[:, :length].to(torch.float32))
-        values = restored(grouped, scale.to(torch.float32).unsqueeze(2), 7)
+        grouped = self._group(self._unpack(packed)[:, :length].to(torch.float32))
+        values = dequantise(grouped, scale.to(torch.float32).unsqueeze(2), 7)
         return values.flatten(1)[:, :length].reshape(tuple(shape)).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         if len(parts) == 1:
             return True
         packed, scale = parts
-        integers, length = self._unpacked(packed), prod(shape[1:])
-        extreme = self._grouped(integers[:, :length]).abs().amax(dim=2)
+        integers, length = self._unpack(packed), prod(shape[1:])
+        extreme = self._group(integers[:, :length]).abs().amax(dim=2)
         holds = (extreme == 7) & (scale >= SMALLEST_SCALE) & scale.isfinite()
         empty = (extreme == 0) & ((scale == 0) | scale.isnan()) & ~scale.signbit()
         return bool((holds | empty).all()) and not bool(integers[:, length:].any())
@@ -226,24 +226,24 @@ class GroupScaled(Codec):
         if not has_rows(tensor.shape):
             return super().roundtrip(tensor)
         rows = tensor.detach().to(torch.float32).flatten(1)
-        integers, scale = self._quantised(rows)
+        integers, scale = self._quantise(rows)
         # Four bits have a single zero: adding 0.0 turns -0.0 into it.
-        values = restored(integers.add_(0.0), scale.to(torch.float32), 7).flatten(1)
+        values = dequantise(integers.add_(0.0), scale.to(torch.float32), 7).flatten(1)
         # What arrives keeps the memory format, as with the other codecs.
         return torch.empty_like(tensor).copy_(values[:, : rows.shape[1]].reshape(tensor.shape))
 
-    def _grouped(self, rows: Tensor) -> Tensor:
+    def _group(self, rows: Tensor) -> Tensor:
         """Return [row, group, value]; zeros fill up the last group."""
         missing = -rows.shape[1] % self.group
         return F.pad(rows, (0, missing)).unflatten(1, (-1, self.group))
 
     @staticmethod
-    def _packed(integers: Tensor) -> Tensor:
+    def _pack(integers: Tensor) -> Tensor:
         four_bits = (F.pad(integers, (0, integers.shape[1] % 2)) + ZERO).to(torch.uint8)
         return four_bits[:, 0::2] | (four_bits[:, 1::2] << 4)
 
     @staticmethod
-    def _unpacked(packed: Tensor) -> Tensor:
+    def _unpack(packed: Tensor) -> Tensor:
         pairs = torch.stack((packed & 15, packed >> 4), dim=2)
         return pairs.flatten(1).to(torch.int8) - ZERO
 

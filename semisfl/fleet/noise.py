@@ -11,7 +11,7 @@ GRID = 64.0
 """Steps of the grid in one deviation of the noise. A value is sent as a whole number of steps."""
 
 
-def noised(values: Tensor, deviation: float, normal: Tensor) -> Tensor:
+def add_noise(values: Tensor, deviation: float, normal: Tensor) -> Tensor:
     """Return ``values`` plus ``deviation`` times the standard ``normal`` draws, on a grid.
 
     The last bits of a sum of two floats reveal both (Mironov 2012). Here both terms are whole

@@ -17,7 +17,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
 from semisfl.fleet.codec import codec_named, roundtrip_state
 from semisfl.fleet.consent import about_batch, about_codec, objections
-from semisfl.fleet.noise import noised, secret_normal
+from semisfl.fleet.noise import add_noise, secret_normal
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, stricter
 
@@ -52,7 +52,7 @@ class Cleared:
         named = {f"{prefix}/{name}": tensor for name, tensor in self._tensors.items()}
         return Cleared(_POLICY, self.kind, self.policy, named)
 
-    def taken(self, kind: str, policy: Policy) -> State:
+    def take(self, kind: str, policy: Policy) -> State:
         """Return the tensors for one frame; raise `PolicyBreach` if they may not leave in it."""
         if self._sent or (self.kind, self.policy) != (kind, policy):
             raise PolicyBreach(f"{kind} did not pass through the policy and are not sent")
@@ -61,7 +61,7 @@ class Cleared:
 
 
 @dataclass(frozen=True)
-class Guarded:
+class ClippedFeatures:
     """Hold a client's own features, and the same after clipping. Noise does not change gradients."""
 
     own: Tensor
@@ -126,7 +126,9 @@ class Outgoing:
         for generator, client in zip(self._generators, clients, strict=False):
             generator.manual_seed(seeds.derive(self._config.seed, "policy", index, client))
 
-    def features(self, student: Tensor, teacher: Tensor, clients: int) -> tuple[Cleared, Guarded]:
+    def features(
+        self, student: Tensor, teacher: Tensor, clients: int
+    ) -> tuple[Cleared, ClippedFeatures]:
         """Clear both views' features, as the server will hold them; rows of ``clients`` side by side.
 
         Also return what the student's gradients go back through.
@@ -134,32 +136,34 @@ class Outgoing:
         wire, clips = self._config.wire, self.policy.clip is not None
         with torch.set_grad_enabled(clips):
             own = student.detach().requires_grad_(clips)
-            guarded = Guarded(own, self.clipped(own))
+            guarded = ClippedFeatures(own, self.clip_rows(own))
         with torch.no_grad():
-            student = self._noisy(guarded.clipped.detach(), clients)
+            student = self._add_noise(guarded.clipped.detach(), clients)
             student = codec_named(wire.student_features).roundtrip(student)
-            teacher = codec_named(wire.teacher_features).roundtrip(self.guarded(teacher, clients))
+            teacher = codec_named(wire.teacher_features).roundtrip(
+                self.clip_and_noise(teacher, clients)
+            )
         both = {"student": student, "teacher": teacher}
         return Cleared(_POLICY, "features", self.policy, both), guarded
 
-    def guarded(self, rows: Tensor, clients: int) -> Tensor:
+    def clip_and_noise(self, rows: Tensor, clients: int) -> Tensor:
         """Return clipped rows with noise, which every client draws from its own generator."""
-        return self._noisy(self.clipped(rows), clients)
+        return self._add_noise(self.clip_rows(rows), clients)
 
-    def clipped(self, rows: Tensor) -> Tensor:
+    def clip_rows(self, rows: Tensor) -> Tensor:
         """Return rows with the policy's largest norm; NaN and Inf, which would show through, become 0."""
         if (clip := self.policy.clip) is None:
             return rows
-        rows = _bounded(rows)
+        rows = _bound(rows)
         norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=EXACT)
         return rows * (clip / norm.clamp(min=clip)).to(rows.dtype)
 
-    def _noisy(self, rows: Tensor, clients: int) -> Tensor:
+    def _add_noise(self, rows: Tensor, clients: int) -> Tensor:
         if not (self.policy.noise and self.policy.clip):
             return rows
         shares = rows.chunk(clients)
         drawn = [self._normal(share, slot) for slot, share in enumerate(shares)]
-        return noised(rows, self.policy.noise * self.policy.clip, torch.cat(drawn))
+        return add_noise(rows, self.policy.noise * self.policy.clip, torch.cat(drawn))
 
     def _normal(self, like: Tensor, slot: int) -> Tensor:
         """Return standard normal values of the shape of ``like`` for client ``slot``."""
@@ -181,27 +185,27 @@ class Outgoing:
     @torch.no_grad()
     def answerable(self, rows: Tensor) -> Cleared:
         """Clear the features of images that a server is to classify."""
-        return Cleared(_POLICY, "features", self.policy, {"features": self.guarded(rows, 1)})
+        return Cleared(_POLICY, "features", self.policy, {"features": self.clip_and_noise(rows, 1)})
 
     @torch.no_grad()
     def bottom(self, sent: State, trained: State, slot: int = 0) -> Cleared:
         """Clear the bottom that client ``slot`` was ``sent`` and has ``trained``, as the server will hold it."""
-        limited = self._limited(sent, trained, slot)
+        limited = self._limit_change(sent, trained, slot)
         bottom = roundtrip_state(limited, self._config.wire.models)
         return Cleared(_POLICY, "bottom", self.policy, bottom)
 
-    def _limited(self, sent: State, trained: State, slot: int) -> State:
+    def _limit_change(self, sent: State, trained: State, slot: int) -> State:
         clip = self.policy.update_clip
         if clip is None:
             return trained
         names = [name for name, tensor in trained.items() if tensor.is_floating_point()]
-        moves = {name: _bounded(trained[name].float() - sent[name].float()) for name in names}
+        moves = {name: _bound(trained[name].float() - sent[name].float()) for name in names}
         norms = [torch.linalg.vector_norm(move, dtype=EXACT) for move in moves.values()]
         share, limited = clip / torch.stack(norms).norm().clamp(min=clip), dict(trained)
         for name, move in moves.items():
             move = move * share.float()
             if self.policy.update_noise:
-                move = noised(move, self.policy.update_noise * clip, self._normal(move, slot))
+                move = add_noise(move, self.policy.update_noise * clip, self._normal(move, slot))
             value = sent[name].float() + move
             # Noise can make a variance negative, which every server refuses.
             value = value.clamp(min=0) if name.endswith("running_var") else value
@@ -227,10 +231,10 @@ class Outgoing:
         assert self._encode is not None, "a simulation sends no frames"
         if cleared is not None and not isinstance(cleared, Cleared):
             raise PolicyBreach(f"{kind} did not pass through the policy and are not sent")
-        tensors = {} if cleared is None else cleared.taken(kind, self.policy)
+        tensors = {} if cleared is None else cleared.take(kind, self.policy)
         return self._encode(kind, fields, tensors, codecs)
 
 
-def _bounded(values: Tensor) -> Tensor:
+def _bound(values: Tensor) -> Tensor:
     """Return values without NaN and Inf, which would show through any clip, and none beyond `LARGEST`."""
     return values.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGEST, LARGEST)

@@ -91,15 +91,15 @@ def tensor_names(states: Mapping[str, State]) -> dict[str, list[str]]:
     return {name: sorted(state) for name, state in states.items()}
 
 
-def joined(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def join_states(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return named states as one dict of tensors ``state/tensor``."""
     return {
         f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.items()
     }
 
 
-def separated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, State]:
-    """Return the states that `joined` put together; ``names`` also lists empty ones."""
+def split_states(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, State]:
+    """Return the states that `join_states` put together; ``names`` also lists empty ones."""
     states: dict[str, State] = {name: {} for name in names}
     for path, tensor in tensors.items():
         name, _, key = path.partition("/")

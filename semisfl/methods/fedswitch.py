@@ -23,7 +23,7 @@ from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import (
     COUNTED,
     SupervisedPhase,
-    combined,
+    combine_results,
     count_labels,
     count_loss,
     read_counter,
@@ -85,7 +85,7 @@ class FedSwitch:
         results = self.setup.fleet.train(self.work, plan)
         # The mean of the students, plain unless the run says otherwise.
         sent = plan.send["student"]
-        self.student.load_state_dict(combined(self.setup, results, "student", sent))
+        self.student.load_state_dict(combine_results(self.setup, results, "student", sent))
         by_teacher = sum(result.numbers["by_teacher"] for result in results) / len(results)
         return replace(metrics, **report(results), labelled_by_teacher=by_teacher)
 

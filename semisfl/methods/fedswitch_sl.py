@@ -110,7 +110,7 @@ class FedSwitchSL:
 
     def _cross_entity_step(self) -> None:
         """Take one step with every active client: masked cross-entropy with labels of its labeller."""
-        features = self.influence.limited(self.setup.fleet.forward(), self.active)
+        features = self.influence.limit_features(self.setup.fleet.forward(), self.active)
         places = [self.active.index(client) for client in features.clients]
         with torch.no_grad():
             by_teacher = self.by_teacher[: len(self.active)].view(-1, 1)

@@ -94,7 +94,7 @@ def read_counter(client: ClientRuntime) -> dict[str, float]:
     return {"loss": loss / steps, "loss_consistency": consistency / steps, **counted}
 
 
-def combined(setup: Setup, results: Sequence[ClientResult], name: str, sent: State) -> State:
+def combine_results(setup: Setup, results: Sequence[ClientResult], name: str, sent: State) -> State:
     """Return state ``name`` of the contributing clients as one, by the rule of ``robust.aggregate``.
 
     ``sent`` is what they began with. If fewer clients contribute than a rule needs, those that took part and

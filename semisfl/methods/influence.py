@@ -52,16 +52,16 @@ class Influence:
         """Return whether there are limits in this step: they compare at least `FEWEST` clients."""
         return self.on and len(features.clients) >= FEWEST
 
-    def limited(self, features: Features, active: Sequence[int]) -> Features:
+    def limit_features(self, features: Features, active: Sequence[int]) -> Features:
         """Return the features; vectors that are too long are shortened."""
         if not self._limits(features):
             return features
-        student, too_long = self._shortened(features.student.detach(), features)
-        teacher, _ = self._shortened(features.teacher, features)
+        student, too_long = self._shorten(features.student.detach(), features)
+        teacher, _ = self._shorten(features.teacher, features)
         self._long.index_add_(0, self._places(features, active), too_long)
         return replace(features, student=student.requires_grad_(), teacher=teacher)
 
-    def _shortened(self, rows: Tensor, features: Features) -> tuple[Tensor, Tensor]:
+    def _shorten(self, rows: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """Shorten long rows; also return the share of each client's rows that was too long."""
         lengths = rows.float().norm(dim=1)
         most = LONGEST * _median(lengths.view(len(features.clients), -1).mean(1))

@@ -150,7 +150,7 @@ class SemiSFL:
     def _cross_entity_step(self) -> None:
         """Take one step with every active client: lines 10 to 16."""
         student, teacher, active = self.student, self.teacher, self.active
-        features = self.influence.limited(self.fleet.forward(), active)  # Line 11
+        features = self.influence.limit_features(self.fleet.forward(), active)  # Line 11
         student.train()
 
         # Line 12: labels q-hat and keys z~ by the teacher, logits and projections z by the student.

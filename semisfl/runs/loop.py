@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from semisfl.fleet.base import AbnormalValues, RoundAborted
-from semisfl.fleet.byte_counts import alike_clients
+from semisfl.fleet.byte_counts import group_by_bytes
 from semisfl.methods.base import Method
 from semisfl.metrics import MethodMetrics, RoundMetrics
 from semisfl.runs import checkpoint, run_log
@@ -208,7 +208,7 @@ class Rounds:
             held_back=fleet.held_back.take(),
             bytes=fleet.traffic.by_kind(),
             bytes_total=fleet.traffic.total(),
-            bytes_by_client=alike_clients(fleet.traffic.since(self._sent_before) + self._undone)
+            bytes_by_client=group_by_bytes(fleet.traffic.since(self._sent_before) + self._undone)
             or None,
             bytes_repeated=self._repeated or None,
             seconds=copied - started + trained - begun,

@@ -42,7 +42,7 @@ def test_the_best_planted_bottom_stays_below_the_bound_and_comes_close(noise: fl
     """Each pixel has a value of its own, +-1/sqrt(d): no code for a Gaussian channel of this power is better."""
     pixels, outgoing = random_pixels(2000, 0), device(noise)
     planted = (2 * pixels - 1) * 10  # any scale: the clip makes all rows of norm 1
-    received = outgoing.guarded(planted, 1)
+    received = outgoing.clip_and_noise(planted, 1)
     # The log-odds of a pixel are known: 2 x y / variance.
     size = SIDE**-1.0
     bits = learned(received, pixels, lambda rows: 2 * size * rows / noise**2)
@@ -62,14 +62,14 @@ def test_a_bottom_trained_against_the_noise_stays_below_the_bound_too() -> None:
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 3e-3)
     for step in range(200):
         pixels = random_pixels(256, step)
-        clipped = outgoing.clipped(encoder(pixels))
+        clipped = outgoing.clip_rows(encoder(pixels))
         sent = clipped + noise * torch.randn(clipped.shape)
         optimizer.zero_grad()
         F.binary_cross_entropy_with_logits(decoder(sent), pixels).backward()
         optimizer.step()
     fresh = random_pixels(2000, 10_000)
     with torch.no_grad():
-        bits = learned(outgoing.guarded(encoder(fresh), 1), fresh, decoder)
+        bits = learned(outgoing.clip_and_noise(encoder(fresh), 1), fresh, decoder)
     assert 2 < bits <= row_bits(width, noise)
 
 
@@ -78,7 +78,7 @@ def test_impossible_values_show_nothing() -> None:
     pixels = random_pixels(8, 0)
     for huge in (float("inf"), float("-inf"), float("nan"), 3e38):
         rows = torch.where(pixels > 0, torch.tensor(huge), torch.tensor(1.0))
-        received = device(0.14).guarded(rows, 1)
+        received = device(0.14).clip_and_noise(rows, 1)
         assert received.isfinite().all()
         assert received.norm(dim=1).max() < 1 + 0.14 * SIDE * 1.5
 
@@ -99,7 +99,7 @@ def test_all_that_is_sent_lies_on_one_grid_whatever_the_features() -> None:
     """Otherwise the last bits of a float would tell features from noise."""
     outgoing, step = device(0.14, clip=3.0), 0.14 * 3.0 / GRID
     for rows in (torch.zeros(4, 50), torch.rand(4, 50) / 7, torch.rand(4, 50) * 1e4):
-        steps = outgoing.guarded(rows, 1).double() / step
+        steps = outgoing.clip_and_noise(rows, 1).double() / step
         assert (steps - steps.round()).abs().max() < 1e-3
         assert steps.abs().max() > GRID / 2
 
@@ -108,7 +108,7 @@ def test_rounding_makes_no_row_longer() -> None:
     outgoing = device(0.14)
     outgoing._normal = lambda like, slot: torch.zeros_like(like)  # type: ignore[method-assign]
     rows = torch.full((1, 400), 1.9 * 0.14 / GRID)
-    assert outgoing.guarded(rows, 1).norm() < rows.norm()
+    assert outgoing.clip_and_noise(rows, 1).norm() < rows.norm()
 
 
 def test_noise_is_normal_and_never_that_of_a_seed() -> None:
@@ -154,8 +154,8 @@ def test_many_small_values_do_not_hide_beside_large_ones() -> None:
     outgoing._normal = lambda like, slot: torch.zeros_like(like)  # type: ignore[method-assign]
     row = torch.full((1, many), 2.9e-8**0.5)
     row[:, :16] = 1.0
-    assert float(outgoing.clipped(row).double().norm()) < 1 + 1e-6
-    leaving = outgoing._limited({"w": torch.zeros_like(row)}, {"w": 100 * row}, 0)["w"]
+    assert float(outgoing.clip_rows(row).double().norm()) < 1 + 1e-6
+    leaving = outgoing._limit_change({"w": torch.zeros_like(row)}, {"w": 100 * row}, 0)["w"]
     assert float(leaving.double().norm()) < 1 + 1e-6
 
 
@@ -165,8 +165,8 @@ def test_huge_values_are_clipped_exactly_too(size: float) -> None:
     outgoing = Outgoing(DevicePolicy(clip=1e-4, noise=1, update_clip=1e-4, update_noise=1))
     outgoing._normal = lambda like, slot: torch.zeros_like(like)  # type: ignore[method-assign]
     row = torch.full((1, 1024), size)
-    assert 0.99 < float(outgoing.clipped(row).double().norm()) / 1e-4 < 1 + 1e-6
-    leaving = outgoing._limited({"w": torch.zeros_like(row)}, {"w": row}, 0)["w"]
+    assert 0.99 < float(outgoing.clip_rows(row).double().norm()) / 1e-4 < 1 + 1e-6
+    leaving = outgoing._limit_change({"w": torch.zeros_like(row)}, {"w": row}, 0)["w"]
     assert float(leaving.double().norm()) / 1e-4 < 1 + 1e-6
 
 
@@ -184,7 +184,7 @@ def test_a_clip_that_no_float_can_hold_shows_nothing(tiny: float) -> None:
     outgoing = asked(clip=tiny, update_clip=tiny)
     rows = torch.zeros(4, 8)
     rows[0] = 1.0
-    assert outgoing.guarded(rows, 1).isfinite().all()
+    assert outgoing.clip_and_noise(rows, 1).isfinite().all()
     for change in (0.0, 1.0):
         trained = {"w": torch.full((8,), change)}
         assert outgoing.bottom({"w": torch.zeros(8)}, trained).tensors["w"].isfinite().all()

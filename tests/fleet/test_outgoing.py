@@ -65,7 +65,7 @@ def test_noise_of_a_simulation_is_another_one_in_every(changed: str) -> None:
         outgoing = Outgoing(NOISY)
         outgoing.agree(tiny(1, seed=seed))
         outgoing.start_round(index, (client,), hardware)
-        return outgoing.guarded(torch.ones(2, 8), 1)
+        return outgoing.clip_and_noise(torch.ones(2, 8), 1)
 
     hardware, usual = simulated().hardware, {"index": 1, "client": 1, "seed": 1}
     other = usual | {"index" if changed == "round" else changed: 2}
@@ -83,7 +83,7 @@ def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
         outgoing = Outgoing(unpredictable=True)
         outgoing.agree(config)
         outgoing.start_round(0, (0,), simulated().hardware)
-        drawn.append(outgoing.guarded(torch.ones(2, 8), 1))
+        drawn.append(outgoing.clip_and_noise(torch.ones(2, 8), 1))
     assert not torch.equal(*drawn)
 
 
@@ -93,7 +93,7 @@ def test_noise_of_a_simulation_is_another_one_in_every_round_and_client() -> Non
     drawn = []
     for index, clients in ((0, (0, 1)), (1, (0, 1)), (0, (0, 1))):
         outgoing.start_round(index, clients, hardware)
-        drawn += outgoing.guarded(torch.ones(2, 8), 2)
+        drawn += outgoing.clip_and_noise(torch.ones(2, 8), 2)
     assert torch.equal(torch.stack(drawn[:2]), torch.stack(drawn[4:]))
     assert len({tuple(row.tolist()) for row in drawn}) == 4
 

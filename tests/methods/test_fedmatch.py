@@ -17,10 +17,10 @@ from semisfl.methods.fedmatch.helpers import Helpers, nearest, noise_image
 from semisfl.methods.fedmatch.method import (
     FedMatch,
     FedMatchWork,
-    decomposed,
-    inter_client,
-    summed,
-    voted,
+    decomposed_names,
+    inter_client_loss,
+    majority_labels,
+    sum_parameters,
 )
 from semisfl.methods.fedmatch.settings import FedMatchSettings
 from semisfl.runs import checkpoint
@@ -49,9 +49,9 @@ def test_votes_are_counted_and_ties_go_to_the_lowest_class() -> None:
             votes[int(voter[row].argmax())] += 1
         expected.append(int(np.flatnonzero(votes == votes.max())[0]))
     assert expected == [2, 3, 1, 2, 3]
-    assert voted(own, helpers, torch.tensor(1.0)).tolist() == expected
-    assert voted(own, helpers, torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
-    assert voted(own, helpers[:0], torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
+    assert majority_labels(own, helpers, torch.tensor(1.0)).tolist() == expected
+    assert majority_labels(own, helpers, torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
+    assert majority_labels(own, helpers[:0], torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
 
 
 def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
@@ -62,14 +62,16 @@ def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
     for row in np.flatnonzero(confident):
         for h in (h1, h2):
             total += sum(h[row, c] * np.log(h[row, c] / p[row, c]) for c in range(4)) / 2
-    got = inter_client(
+    got = inter_client_loss(
         torch.from_numpy(p).log(),
         torch.from_numpy(np.stack([h1, h2])),
         torch.from_numpy(confident),
     )
     assert float(got) == pytest.approx(total / 3, rel=1e-10)
     nobody = torch.zeros(5, dtype=torch.bool)
-    assert float(inter_client(torch.from_numpy(p).log(), torch.from_numpy(h1)[None], nobody)) == 0
+    assert (
+        float(inter_client_loss(torch.from_numpy(p).log(), torch.from_numpy(h1)[None], nobody)) == 0
+    )
 
 
 def test_the_sum_of_a_layer_that_is_used_twice_is_there_under_both_names() -> None:
@@ -78,7 +80,7 @@ def test_the_sum_of_a_layer_that_is_used_twice_is_there_under_both_names() -> No
     sigma = nn.Sequential(layer, nn.BatchNorm1d(2), layer)
     upload = {name: torch.full_like(value, 3) for name, value in sigma.state_dict().items()}
     helper = copy.deepcopy(sigma)
-    helper.load_state_dict({**upload, **summed(sigma, upload)})
+    helper.load_state_dict({**upload, **sum_parameters(sigma, upload)})
     assert torch.equal(helper[0].weight, layer.weight + 3)
     assert torch.equal(helper[1].weight, sigma[1].weight)
 
@@ -139,7 +141,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
     uploads = []
     for scale in (-3.0, 4.0):
         upload = copy.deepcopy(psi.state_dict())
-        for name in decomposed(psi):
+        for name in decomposed_names(psi):
             upload[name] = upload[name].roll(1) * scale
         uploads.append(upload)
     weights = {
@@ -165,7 +167,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
     for upload in uploads:
         helper = copy.deepcopy(sigma)
         with torch.no_grad():
-            for name in decomposed(psi):
+            for name in decomposed_names(psi):
                 helper.get_parameter(name).add_(upload[name])
         helper_models.append(helper.eval())
     count = len(toy.partition(toy.dataset()).clients[1])
@@ -177,7 +179,9 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
     kept = 0
     for step in range(4):
         theta = {
-            name: s.detach() + psi.get_parameter(name) if name in decomposed(psi) else s.detach()
+            name: s.detach() + psi.get_parameter(name)
+            if name in decomposed_names(psi)
+            else s.detach()
             for name, s in sigma.named_parameters()
         }
         p = functional_call(psi.eval(), theta, plain[step]).softmax(1)
@@ -200,7 +204,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
             rows.append(value + 0.7 * F.cross_entropy(logits[row : row + 1], label))
         if rows:
             loss = loss + torch.stack(rows).mean()
-        for name in decomposed(psi):
+        for name in decomposed_names(psi):
             entry = psi.get_parameter(name)
             loss = loss + 0.02 * (sigma.get_parameter(name).detach() - entry).square().sum()
             loss = loss + 1e-3 * entry.abs().sum()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from semisfl.fleet.base import ClientResult
-from semisfl.methods.full_model import combined, report
+from semisfl.methods.full_model import combine_results, report
 from semisfl.runs import experiment as experiments
 from tests import toy
 
@@ -51,7 +51,9 @@ def test_a_single_contributor_decides_only_where_there_are_no_limits(
     setup = toy.assemble("semifl", "robust.aggregate=median").method.setup  # type: ignore[attr-defined]
     results = [ClientResult(client, {}, {}) for client in range(took_part - 1)]
     results.append(ClientResult(7, {"model": {"w": torch.full((2,), 9.0)}}, {}))
-    assert float(combined(setup, results, "model", {"w": torch.zeros(2)})["w"][0]) == expected
+    assert (
+        float(combine_results(setup, results, "model", {"w": torch.zeros(2)})["w"][0]) == expected
+    )
 
 
 def test_supervised_steps_train_batchnorm_and_dropout() -> None:

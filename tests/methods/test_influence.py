@@ -33,7 +33,7 @@ def test_without_limits_vectors_are_unchanged() -> None:
     limit = influence()
     inputs = features(torch.randn(6, 5))
     labels, confident = torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.bool)
-    assert limit.limited(inputs, ACTIVE) is inputs
+    assert limit.limit_features(inputs, ACTIVE) is inputs
     result = limit.usable_labels(inputs, ACTIVE, torch.randn(6, 4), labels, confident)
     assert result[0] is labels and result[1] is confident
     assert limit.as_positives(inputs, labels, confident) is confident
@@ -49,7 +49,7 @@ def test_a_step_of_two_clients_has_no_limits() -> None:
         seen, confident = labels.clone(), torch.ones(len(rows), dtype=torch.bool)
         seen[-12:] = 1 - labels[-12:]
         limit.start_round()
-        short = limit.limited(inputs, ACTIVE)
+        short = limit.limit_features(inputs, ACTIVE)
         used = limit.usable_labels(inputs, ACTIVE, logits_of(seen), labels, confident)
         positives = limit.as_positives(inputs, torch.zeros_like(labels), confident)
         if len(clients) == 2:
@@ -62,7 +62,7 @@ def test_a_step_of_two_clients_has_no_limits() -> None:
 def test_long_vectors_are_shortened_to_the_limit_and_others_unchanged() -> None:
     limit, rows = limited(), torch.ones(6, 4)
     rows[4:] *= torch.tensor([[50.0], [1.5]])
-    result = limit.limited(features(rows.clone()), ACTIVE)
+    result = limit.limit_features(features(rows.clone()), ACTIVE)
     # Each client's mean length is 2, 2 and 51.5: the median is 2, twice that is taken.
     assert result.student.detach().norm(dim=1).tolist() == pytest.approx([2, 2, 2, 2, 4, 3])
     assert result.teacher.norm(dim=1).tolist() == pytest.approx([4, 4, 4, 4, 8, 6])

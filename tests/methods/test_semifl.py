@@ -16,7 +16,7 @@ from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, draw_active
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_losses
 from semisfl.methods.semifl.static_batchnorm import (
-    combined_statistics,
+    combine_statistics,
     recompute_statistics,
     statistics_of,
 )
@@ -157,7 +157,7 @@ def test_statistics_of_two_holders_combine_to_those_of_all_batches() -> None:
     for share in (batches[:2], batches[2:]):
         count = recompute_statistics(model, share)
         parts.append(({k: v.clone() for k, v in statistics_of(model).items()}, float(count)))
-    both = combined_statistics(parts)
+    both = combine_statistics(parts)
     torch.testing.assert_close(both["bn.running_mean"].double(), mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(both["bn.running_var"].double(), variance, rtol=1e-5, atol=1e-6)
     assert int(both["bn.num_batches_tracked"]) == 5

@@ -12,7 +12,7 @@ from semisfl import seeds
 from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import ClientResult, Features, FullRound
 from semisfl.methods import full_model, statistics
-from semisfl.methods.fedmatch.method import summed
+from semisfl.methods.fedmatch.method import sum_parameters
 from semisfl.metrics import MethodMetrics
 from semisfl.settings.catalog import METHODS
 from tests import toy
@@ -156,7 +156,7 @@ def labelled(
         positions, view, purpose = drawn, "plain", "plain"
         sigma = copy.deepcopy(model)
         sigma.load_state_dict(plan.send["sigma"])
-        model.load_state_dict({**plan.send["psi"], **summed(sigma, plan.send["psi"])})
+        model.load_state_dict({**plan.send["psi"], **sum_parameters(sigma, plan.send["psi"])})
     images = toy.views(config, view, purpose, positions, 0, client).flatten(0, 1)
     with torch.no_grad():
         confidence, labels = model.eval()(images).softmax(1).max(1)

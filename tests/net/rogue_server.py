@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from semisfl.fleet.packing import joined
+from semisfl.fleet.packing import join_states
 from semisfl.models.build import build_model
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, LoopThread, cut
@@ -78,7 +78,7 @@ class Peer:
         fields = {"round": 0, "steps": plain.config.clients.steps, "ema": False, "decay": 0.0}
         states: dict[str, dict[str, Tensor]] = {"bottom": state, "teacher": state}
         fields["lr"] = plain.config.optimizer.lr
-        await self.say("split", fields, tensors=joined(states))
+        await self.say("split", fields, tensors=join_states(states))
 
 
 Script = Callable[[Peer], Awaitable[None]]

@@ -15,7 +15,7 @@ import torch
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
-from semisfl.fleet.packing import joined, tensor_names
+from semisfl.fleet.packing import join_states, tensor_names
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.models.build import build_model
 from semisfl.net.client.allowance import Allowance
@@ -317,7 +317,7 @@ def test_states_of_another_round_end_a_full_round_and_not_the_device() -> None:
         await peer.enrol(text)
         for _ in range(2):
             await peer.say("full", fields)
-            await peer.say("states", {"round": 1}, tensors=joined(states))
+            await peer.say("states", {"round": 1}, tensors=join_states(states))
 
     with meeting(script, policy=DevicePolicy(full_models=True)) as (client, server):
         time.sleep(0.5)

@@ -43,7 +43,7 @@ class FedAvgFixMatch:
         )
         results = self.setup.fleet.train(self.work, plan)
         sent = plan.send["model"]
-        self.model.load_state_dict(full_model.combined(self.setup, results, "model", sent))
+        self.model.load_state_dict(full_model.combine_results(self.setup, results, "model", sent))
         return MethodMetrics(
             learning_rate=lr,
             supervised_steps=config.server.steps,

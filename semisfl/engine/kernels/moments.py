@@ -189,7 +189,7 @@ def reduce(
 
 @triton.jit
 def settle_back(
-    sums, known, of_weight, of_bias, slopes, count, channels, parts,
+    sums, known, of_weight, of_bias, coefficients, count, channels, parts,
     TRAINING: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of weight and bias, and the factor and offset of a value in its own gradient."""
@@ -206,13 +206,13 @@ def settle_back(
         inverse = tl.load(known + step + place, mask=there, other=0.0)
         factor = tl.load(known + 2 * step + place, mask=there, other=0.0)
         slope = -factor * inverse * two / count
-        tl.store(slopes + place, slope, mask=there)
-        tl.store(slopes + step + place, -factor * one / count - slope * mean, mask=there)
+        tl.store(coefficients + place, slope, mask=there)
+        tl.store(coefficients + step + place, -factor * one / count - slope * mean, mask=there)
 
 
 @triton.jit
 def to_raw(
-    x, grad, known, slopes, out, count, channels, across, down, width, height, full_across, full_down,
+    x, grad, known, coefficients, out, count, channels, across, down, width, height, full_across, full_down,
     RELU: tl.constexpr, POOL: tl.constexpr, TRAINING: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -242,6 +242,6 @@ def to_raw(
         value = tl.where(which == corner, upstream, 0.0)
         if TRAINING:
             raw = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-            value += raw * _known(slopes, 0, client, c, channels)
-            value += _known(slopes, 1, client, c, channels)
+            value += raw * _known(coefficients, 0, client, c, channels)
+            value += _known(coefficients, 1, client, c, channels)
         tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)

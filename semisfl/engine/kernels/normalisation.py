@@ -136,10 +136,10 @@ class _Norm(torch.autograd.Function):
             RELU=ctx.relu, POOL=pool, **parts, **places.tile,
         )  # fmt: skip
         of_weight, of_bias = sums.new_empty(2, clients, channels)
-        slopes = torch.empty_like(known[:2])
+        coefficients = torch.empty_like(known[:2])
         once = (1, *places.grid(1)[1:])
         settle_back[once](
-            sums, known, of_weight, of_bias, slopes, count, channels, len(sums),
+            sums, known, of_weight, of_bias, coefficients, count, channels, len(sums),
             TRAINING=ctx.training, ROWS=ROWS, CHANNELS=places.tile["CHANNELS"],
         )  # fmt: skip
         of_x = None
@@ -148,7 +148,7 @@ class _Norm(torch.autograd.Function):
             full = images * full_across * full_down
             of_x = torch.empty_like(x)
             to_raw[places.grid(full)](
-                x, grad, known, slopes, of_x, full, channels, across, down, width, height,
+                x, grad, known, coefficients, of_x, full, channels, across, down, width, height,
                 full_across, full_down,
                 RELU=ctx.relu, POOL=pool, TRAINING=ctx.training, **places.tile,
             )  # fmt: skip

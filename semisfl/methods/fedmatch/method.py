@@ -58,13 +58,13 @@ THRESHOLD = 1e-5
 """In the model that is tested, entries of psi up to this size are zero, as in the authors' code."""
 
 
-def decomposed(model: nn.Module) -> list[str]:
+def decomposed_names(model: nn.Module) -> list[str]:
     """Return the names of the parameters that are a sum: all but BatchNorm's affine ones."""
     affine = _affine(model)
     return [name for name, parameter in model.named_parameters() if id(parameter) not in affine]
 
 
-def summed(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def sum_parameters(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters theta = sigma + psi; BatchNorm's are sigma's alone.
 
     The parameters of a layer that is used twice have both names, as in a state dict.
@@ -90,7 +90,7 @@ class FedMatch:
         """theta as it is tested, and BatchNorm's buffers."""
         self.sigma = copy.deepcopy(self.model)
         self.psi = copy.deepcopy(self.model).requires_grad_(False)
-        self.names = decomposed(self.model)
+        self.names = decomposed_names(self.model)
         for name, parameter in self.psi.named_parameters():
             parameter.mul_(PSI_FACTOR if name in self.names else 0.0)
         self.dropout = ServerDropout(setup)
@@ -127,7 +127,7 @@ class FedMatch:
     def _supervised_step(self) -> None:
         """Descend lambda_s CE with respect to sigma."""
         images, labels = self.setup.labeled.next()
-        theta = summed(self.sigma, self.psi.state_dict())
+        theta = sum_parameters(self.sigma, self.psi.state_dict())
         loss = cross_entropy(call_with(self.model.train(), theta, images), *labels)
         self.sgd.descend(self.settings.lambda_s * loss)
         self.meter.add(loss_supervised=loss)
@@ -168,7 +168,7 @@ class FedMatch:
         for client, upload in uploads.items():
             if client in too_long:
                 continue  # it helps nobody: its earlier model does, if there is one
-            theta = {**upload, **summed(self.sigma, upload)}
+            theta = {**upload, **sum_parameters(self.sigma, upload)}
             with self.setup.hardware.arithmetic():
                 logits = call_with(self.model.eval(), theta, self.noise)
             embedding = logits.float().softmax(1)[0]
@@ -190,7 +190,7 @@ class FedMatch:
         """Make the tested theta, in which small entries of psi are zero."""
         parameters = self.psi.named_parameters(remove_duplicate=False)
         psi = {name: F.hardshrink(value, THRESHOLD) for name, value in parameters}
-        self.model.load_state_dict(summed(self.sigma, psi), strict=False)
+        self.model.load_state_dict(sum_parameters(self.sigma, psi), strict=False)
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"student": self.model}
@@ -226,8 +226,8 @@ class FedMatchWork:
         psi.load_state_dict(required_state(client, "psi"))
         for name in helper_names():
             upload = client.received(name) or required_state(client, "psi")
-            client.model(name).load_state_dict({**upload, **summed(sigma, upload)})
-        client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed(sigma))
+            client.model(name).load_state_dict({**upload, **sum_parameters(sigma, upload)})
+        client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed_names(sigma))
         client.set_buffer("helped", torch.tensor(float(client.received("helper0") is not None)))
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         # Not weak ones: weak augmentation lowered its authors' accuracy.
@@ -247,11 +247,11 @@ class FedMatchWork:
             # A helper is another client's upload: one that answers NaN must not make this client's weights NaN.
             guesses = torch.stack(helpers).float().softmax(2).nan_to_num(0.0)
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
-            labels = voted(own, guesses, helped)
-        by_label = settings["lambda_a"] * over_confident(
+            labels = majority_labels(own, guesses, helped)
+        by_label = settings["lambda_a"] * mean_over_confident(
             F.cross_entropy(strong.float(), labels, reduction="none"), confident
         )
-        loss = by_label + settings["lambda_i"] * helped * inter_client(own, guesses, confident)
+        loss = by_label + settings["lambda_i"] * helped * inter_client_loss(own, guesses, confident)
         # And l2 |sigma - psi|^2 + l1 |psi|_1. A step of theta is one of psi: sigma stays.
         regularisers = Regularisers(settings["lambda_l2"], settings["lambda_l1"])
         client.descend(theta, loss, regularisers=regularisers)
@@ -262,18 +262,18 @@ class FedMatchWork:
         return {"psi": client.model("psi").state_dict()}, read_counter(client)
 
 
-def over_confident(losses: Tensor, confident: Tensor) -> Tensor:
+def mean_over_confident(losses: Tensor, confident: Tensor) -> Tensor:
     """Return the mean over the confident rows; 0 if there are none."""
     return (losses * confident).sum() / confident.sum().clamp(min=1)
 
 
-def voted(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
+def majority_labels(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
     """Return the majority of argmax votes of the model and its helpers [J, ...]; the lowest class of a tie."""
     votes = F.one_hot(torch.cat([own[None], guesses]).argmax(2), own.shape[1])
     return (votes[0] + helped * votes[1:].sum(0)).argmax(1)
 
 
-def inter_client(own: Tensor, guesses: Tensor, confident: Tensor) -> Tensor:
+def inter_client_loss(own: Tensor, guesses: Tensor, confident: Tensor) -> Tensor:
     """Return (1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
     rows = F.kl_div(own.expand_as(guesses), guesses, reduction="none").sum(2)
-    return over_confident(rows.mean(0), confident)
+    return mean_over_confident(rows.mean(0), confident)

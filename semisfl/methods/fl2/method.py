@@ -21,7 +21,7 @@ from semisfl.methods.base import Setup
 from semisfl.methods.fl2.settings import FL2Settings
 from semisfl.methods.full_model import (
     COUNTED,
-    combined,
+    combine_results,
     count_labels,
     count_loss,
     read_counter,
@@ -66,7 +66,7 @@ class FL2(SemiFL):
     def _mean(self, results: list[ClientResult]) -> State:
         """Return the learning status-aware mean, weighted by 1 - T_i; rules other than the mean use no weights."""
         if self.setup.config.robust.aggregate != "mean":
-            return combined(self.setup, results, "model", self.model.state_dict())
+            return combine_results(self.setup, results, "model", self.model.state_dict())
         there = [result for result in results if result.states]
         shares = status_shares([result.numbers["threshold"] for result in there])
         return {

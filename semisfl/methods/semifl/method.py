@@ -30,7 +30,7 @@ from semisfl.methods.base import Setup
 from semisfl.methods.full_model import (
     COUNTED,
     SupervisedPhase,
-    combined,
+    combine_results,
     count_labels,
     count_loss,
     read_counter,
@@ -41,7 +41,7 @@ from semisfl.methods.full_model import (
 from semisfl.methods.semifl.settings import SemiFLSettings
 from semisfl.methods.semifl.static_batchnorm import (
     SBN_BATCH,
-    combined_statistics,
+    combine_statistics,
     is_statistic,
     recompute_statistics,
     statistics_of,
@@ -118,7 +118,7 @@ class SemiFL:
             parameter.sub_(velocity)
 
     def _mean(self, results: list[ClientResult]) -> State:
-        return combined(self.setup, results, "model", self.model.state_dict())
+        return combine_results(self.setup, results, "model", self.model.state_dict())
 
     def _recompute_statistics(self, round_index: int, active: tuple[int, ...]) -> None:
         """Compute sBN over un-augmented images of the server and the ``active`` clients."""
@@ -130,7 +130,7 @@ class SemiFL:
         own = statistics_of(self.model)
         parts = self._of_clients([result for result in results if result.states], own)
         self.model.load_state_dict(
-            combined_statistics([(own, float(batches)), *parts]), strict=False
+            combine_statistics([(own, float(batches)), *parts]), strict=False
         )
 
     def _of_clients(
@@ -145,7 +145,7 @@ class SemiFL:
         if self.setup.config.robust.aggregate == "mean" or not results:
             pairs = zip(results, counts, strict=True)
             return [(result.states["statistics"], count) for result, count in pairs]
-        together = combined(self.setup, results, "statistics", own)
+        together = combine_results(self.setup, results, "statistics", own)
         return [(together, len(counts) * median(counts))]
 
     def tested(self) -> Mapping[str, nn.Module]:

@@ -70,7 +70,7 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
     return count
 
 
-def combined_statistics(parts: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
+def combine_statistics(parts: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
     """Return the mean of several holders' statistics, weighted by their batches; counters add up."""
     total = sum(weight for _, weight in parts)
     first = parts[0][0]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semisfl.fleet.base import ClientWork, FullRound, State
-from semisfl.fleet.packing import joined, separated
+from semisfl.fleet.packing import join_states, split_states
 from semisfl.net.client.agreement import full_settings
 from semisfl.net.client.connection import Received
 from semisfl.net.frames import Frame, Schema
@@ -68,7 +68,7 @@ class ClientFullRound:
         frame = self._next(self._device.member.schemas.states(states))
         device = self._device.member.hardware.device
         tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
-        return separated(tensors, list(states))
+        return split_states(tensors, list(states))
 
     def _upload(self, numbers: Mapping[str, float], states: Mapping[str, State]) -> None:
         """Send the result of the round, or that there is nothing to add."""
@@ -76,7 +76,10 @@ class ClientFullRound:
         device.expect_round()
         if not states:
             return device.answer(self._last, "declined", {"round": self._round})
-        codec, models = device.member.config.wire.models, device.outgoing.models(joined(states))
+        codec, models = (
+            device.member.config.wire.models,
+            device.outgoing.models(join_states(states)),
+        )
         fields = {"round": self._round, "numbers": dict(numbers)}
         return device.answer(self._last, "states", fields, models, codec)
 

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from semisfl.fleet.base import SplitRound
-from semisfl.fleet.packing import separated
+from semisfl.fleet.packing import split_states
 from semisfl.net.client.agreement import check_gradients
 from semisfl.net.client.connection import Received
 from semisfl.net.frames import Frame
@@ -26,7 +26,7 @@ class ClientSplitRound:
     def __init__(self, device: "Device", frame: Frame) -> None:
         """Take the weights of the ``frame`` that begins the round."""
         self._device, self._member = device, device.member
-        fields, states = frame.fields, separated(frame.tensors, ["bottom", "teacher"])
+        fields, states = frame.fields, split_states(frame.tensors, ["bottom", "teacher"])
         self._plan = SplitRound(
             fields["round"],
             (self._member.client,),

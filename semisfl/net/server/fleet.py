@@ -35,7 +35,7 @@ from semisfl.fleet.base import (
 )
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
-from semisfl.fleet.packing import joined, separated
+from semisfl.fleet.packing import join_states, split_states
 from semisfl.fleet.setup import FleetSetup
 from semisfl.net import hostport
 from semisfl.net.chunks import LoopThread
@@ -159,7 +159,9 @@ class NetworkFleet:
         """Take the plan of a round; the first `forward` sends its weights."""
         self.device_log.round = plan.index
         self._questions.start_round()
-        self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
+        self._check_sent(
+            join_states({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom})
+        )
         self._split_round = ServerSplitRound(self._schemas, plan)
 
     def forward(self) -> Features:
@@ -184,7 +186,7 @@ class NetworkFleet:
         """Ask every client for its bottom; return them as one, by the rule of ``robust.aggregate``."""
         before, states = self._split_round.plan.bottom, {}
         for client, frame in self._answers("model").items():
-            states[client] = separated(frame.tensors, ["bottom"])["bottom"]
+            states[client] = split_states(frame.tensors, ["bottom"])["bottom"]
             self._questions.note_size("update", client, update_size(states[client], before))
         bottom = combine(self.config.robust, states, before, self.held_back)
         return {name: tensor.to(self._hardware.device) for name, tensor in bottom.items()}
@@ -208,7 +210,7 @@ class NetworkFleet:
         """Let every client of the round do ``work``; return the results of those that answered."""
         self.device_log.round = plan.index
         self._questions.start_round()
-        self._check_sent(joined(plan.send))
+        self._check_sent(join_states(plan.send))
         device = self._hardware.device
         full_round = ServerFullRound(self._schemas, work, plan, device, self._questions)
         for client in plan.active:

@@ -13,7 +13,7 @@ import torch
 
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
 from semisfl.fleet.byte_counts import Kind
-from semisfl.fleet.packing import joined, separated, tensor_names
+from semisfl.fleet.packing import join_states, split_states, tensor_names
 from semisfl.net import messages
 from semisfl.net.frames import Frame, Schema, WireError, encode, payload_bytes
 from semisfl.net.messages import Schemas
@@ -68,7 +68,7 @@ class ServerFullRound:
             size = payload_bytes(self._schemas.states(tensor_names({name: state})))
             sizes[kind] = sizes.get(kind, 0) + size
         about = {"round": self._plan.index}
-        frame = encode("states", about, joined(states), self._schemas.config.wire.models)
+        frame = encode("states", about, join_states(states), self._schemas.config.wire.models)
         expected: dict[str, Schema] = {"states": self._schemas.result(self._outline)}
         if self._work.answers.may_decline:
             expected["declined"] = messages.DECLINED
@@ -86,7 +86,7 @@ class ServerFullRound:
         else:
             numbers = self._checked(frame.fields["numbers"])
             tensors = {name: tensor.to(self._device) for name, tensor in frame.tensors.items()}
-            states = separated(tensors, list(self._outline))
+            states = split_states(tensors, list(self._outline))
             self.results[client] = ClientResult(client, states, numbers)
 
     def _send_fetched(self, client: int, name: str) -> None:

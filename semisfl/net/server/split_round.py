@@ -14,7 +14,7 @@ from torch import Tensor
 
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.byte_counts import Kind
-from semisfl.fleet.packing import joined
+from semisfl.fleet.packing import join_states
 from semisfl.net.frames import encode, payload_bytes
 from semisfl.net.messages import Schemas
 from semisfl.net.server.questions import Due, Questions
@@ -58,7 +58,7 @@ class ServerSplitRound:
             states["teacher"] = plan.teacher_bottom
             sizes["teacher"] = payload_bytes(schemas.bottom_frame)
         kind = "split" if teacher else "split_alone"
-        return b"".join(encode(kind, fields, joined(states), self._wire.models)), sizes
+        return b"".join(encode(kind, fields, join_states(states), self._wire.models)), sizes
 
     def backward(self, clients: Sequence[int], gradients: Tensor) -> None:
         """Take the ``gradients`` [rows, features] of this step, for ``clients`` in their order; `ask` sends them."""
