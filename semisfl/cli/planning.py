@@ -309,10 +309,9 @@ def replay(
 
     Nothing is trained: accuracies are the recorded ones, so the accuracy lost to a codec is not simulated.
     """
-    from semisfl.costs import charts
     from semisfl.costs import replay as replays
     from semisfl.costs.clock import World
-    from semisfl.runs import report
+    from semisfl.runs import plots, report
     from semisfl.settings import lookup
 
     if codec is not None:
@@ -335,8 +334,8 @@ def replay(
             "rounds that had to be repeated."
         )
     place = out or output.picture_beside(runs, "replay.png")
-    pairs = [(one.group, one.replays) for one in results]
-    picture = output.draw(place, lambda file: save_picture(charts.costs_picture(pairs), file))
+    drawn = [one.group for one in results]
+    picture = output.draw(place, lambda file: save_picture(plots.picture(drawn, plots.COSTS), file))
     if json_:
         answer = {
             "results": [asdict(one.summary) | one.as_json() for one in results],

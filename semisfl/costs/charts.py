@@ -1,12 +1,9 @@
-"""Draw plans and replayed costs: bytes and seconds by cut, accuracy over time and bytes, where time goes."""
+"""Draw a plan: bytes and seconds of a round by cut, beside the methods that exchange whole models."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semisfl.costs.plan import Line, Plan, group_name
-from semisfl.costs.replay import Replay, shares
-from semisfl.runs import plots
-from semisfl.runs.report import Group
 from semisfl.settings.counts import plural
 
 if TYPE_CHECKING:
@@ -15,7 +12,6 @@ if TYPE_CHECKING:
 
 MEGA = 1e6
 BAR = "#c9d4e5"
-PARTS = {"computing": "#dd8452", "sending": "#4c72b0", "waiting": "#d9d9d9"}
 
 
 def plan_picture(plan: Plan) -> "Figure":
@@ -56,27 +52,6 @@ def plan_picture(plan: Plan) -> "Figure":
         f"{plural(config.clients.steps, 'step')} per round, {world.up} Mbit/s up, {world.down} down",
         fontsize=10,
     )
-    return figure
-
-
-def costs_picture(groups: Sequence[tuple[Group, Sequence[Replay]]]) -> "Figure":
-    """Return a figure of accuracy over virtual hours and gigabytes, and of how clients spend their time."""
-    figure = plots.picture([group for group, _ in groups], plots.COSTS)
-    axes = figure.axes[len(plots.COSTS)]
-    axes.set_visible(True)
-    with_clients = [item for item in groups if any(shares(item[1]))]
-    parts = [shares(replays) for _, replays in with_clients]
-    left = [0.0] * len(parts)
-    for number, name in enumerate(("computing", "sending", "waiting")):
-        widths = [100 * part[number] for part in parts]
-        axes.barh(range(len(parts)), widths, left=left, color=PARTS[name], label=name)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(parts)), [group.label for group, _ in with_clients], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("% of an active client's time")
-    axes.set_title("where the time goes", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return figure
 
 

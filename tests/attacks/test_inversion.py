@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from semisfl.attacks import guesses, inversion, meter
 from semisfl.attacks.likeness import identified, likeness, psnr, ssim
 from semisfl.attacks.meter import RANDOM, Measured
-from semisfl.attacks.scene import Scene, layers_of, stage_ends
+from semisfl.attacks.scene import Scene
 from semisfl.data.augment import Normalizer
 from semisfl.data.partition import Partition, split
 from semisfl.data.sources import load
@@ -143,21 +142,6 @@ def test_an_update_on_one_image_reveals_it_and_a_mean_gradient_is_that_of_all(sc
     mean_gradient = inversion.gradient_of(model, parameters, scene.prepare(images[1:]), labels[1:])
     for mean, joint in zip(together, mean_gradient, strict=True):
         assert torch.allclose(mean, joint, atol=1e-5)
-
-
-def test_the_layers_of_a_model_give_its_outputs_at_any_cut(scene: Scene) -> None:
-    rows = layers_of(scene.model)
-    images = scene.normalizer(scene.images[:4])
-    outputs = scene.model.eval()(images)
-    ours = nn.Sequential(*(layer for _, layer in rows)).eval()(images)
-    assert torch.allclose(ours, outputs, atol=1e-5)
-    assert [rows[cut - 1][0] for cut in stage_ends(scene.model)] == [
-        "pool1",
-        "flatten",
-        "relu_fc1",
-    ]
-    early = build_model(parse({"model": {"cut": "conv1"}}), (1, 28, 28), 10).whole()
-    assert [name for name, _ in layers_of(early)] == [name for name, _ in rows]
 
 
 def test_ssim_psnr_and_identification_by_hand() -> None:

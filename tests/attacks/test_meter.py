@@ -98,23 +98,3 @@ def test_images_that_a_program_passed_are_not_replaced_by_others(
         f"error: {tmp_path / 'run'} cannot be attacked without the images and the model it had: "
     )
     assert error in capsys.readouterr().err and not (tmp_path / "leakage").exists()
-
-
-def test_newer_layers_are_attacked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GroupNorm, LayerNorm, GELU and a depthwise convolution in the clients' part."""
-    monkeypatch.setattr("semisfl.attacks.scene.PUBLIC", 60)
-    monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 16)
-    layers = """[
-        {kind = "conv", channels = 8, stride = 4}, {kind = "groupnorm", groups = 2}, {kind = "gelu"},
-        {kind = "conv", channels = 8, groups = 8}, {kind = "layernorm"}, {kind = "gelu"},
-        {kind = "flatten"}, {kind = "linear"},
-    ]"""
-    small = [*SMALL[:-2], f"model.layers={' '.join(layers.split())}"]
-    words = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu", "-q"]
-    assert main([*words, "--out", str(tmp_path / "out"), "--set", *small]) == 0
-    results = json.loads((tmp_path / "out" / "leakage.json").read_text())
-    for row in results["features"]:
-        assert row["cut"] == "flatten1" and row["bytes_per_image"] == 4 * 8 * 25
-        assert 0 < row["mean_image"]["ssim"] < 1
-    # The depthwise layer's weights cannot be solved; the layer before it can.
-    assert {row["layer"] for row in results["uploads"]} == {"0"}

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -116,14 +115,6 @@ def test_bytes_of_clients_are_computed_from_the_total(fleet: str, method: str) -
     for one, recorded in zip(traffic_of(totals, priced), traffic_of(rows, priced), strict=True):
         assert one.clients == recorded.clients
         assert one.exact is not bool(one.clients)
-
-
-def test_bytes_that_are_no_whole_number_of_tensors_are_kept_and_reported(tmp_path: Path) -> None:
-    rows, _, was = finished("local", "fedmatch", "fp32")
-    now = replace(was, config=settings("fedmatch", "codecs"))
-    odd = replace(rows[0], bytes_by_client=[{"clients": [0], "model_up": was.sizes.full + 3}])
-    (one,) = [recode_traffic(one, was, now) for one in traffic_of([odd], was)]
-    assert one.clients == {0: {"model_up": was.sizes.full + 3}} and not one.coded
 
 
 @pytest.mark.parametrize(("method", "uploads"), [("fedmatch", True), ("semifl", False)])

@@ -9,14 +9,12 @@ from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.costs import clock
-from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import LinkSpeed, World
 from semisfl.costs.plan import Plan, make
 from semisfl.costs.rounds import ImageFacts, RoundCosts, planned_images
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import DATA
 from semisfl.settings.run import WireConfig
-from tests.pictures import cut_off
 
 WIRE = [*WireConfig.model_fields]
 
@@ -179,11 +177,6 @@ def test_devices_fill_the_batch_that_is_set() -> None:
     assert cost is not None and cost.gradients == 4 * 32 * 1024 * 10
     ((share,),) = priced.work({1: cost.by_kind()}, 20).phases
     assert share.steps == 10 and share.step_down == 4 * 32 * 1024
-
-
-def test_the_picture_shows_all_its_text() -> None:
-    for preset in ("digits", "stl10"):
-        assert cut_off(plan_picture(plan(preset))) < 0.01
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,17 +9,14 @@ import pytest
 
 from reproduction import records
 from reproduction.paper import measures
-from reproduction.tables.numbers import METHODS, numbered
 from semisfl.cli.main import main
-from semisfl.costs.charts import costs_picture
 from semisfl.costs.clock import DeviceKind, LinkSpeed, Profile, World, time_round
 from semisfl.costs.replay import replay
 from semisfl.costs.rounds import ImageFacts, RoundCosts, recorded_images
-from semisfl.runs.report import group_runs, read_run
+from semisfl.runs.report import read_run
 from semisfl.runs.start import train
 from semisfl.settings import config
 from tests import toy
-from tests.pictures import cut_off
 
 WORLD = World(
     LinkSpeed(8, 8),
@@ -192,12 +189,3 @@ def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["replay", str(recorded), "--codec", "morse"]) == 2
     assert "morse" in capsys.readouterr().err
     assert main(["replay", str(tmp_path)]) == 2
-
-
-def test_the_picture_shows_all_its_text() -> None:
-    names = [f"{method}-data.labeled-40" for method in METHODS]
-    runs = [run for name in names for run in numbered(f"few-labels/{name}", 3)]
-    replays = {run.path: measures.replayed(run, WORLD) for run in runs}
-    groups = group_runs([one.as_run() for one in replays.values()])
-    pairs = [(group, [replays[run.path] for run in group.runs]) for group in groups]
-    assert cut_off(costs_picture(pairs)) < 0.01

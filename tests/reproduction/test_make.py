@@ -99,18 +99,6 @@ def test_a_diverged_cell_is_written_and_ends_with_exit_code_4(
     assert (tmp_path / "digits.md").exists()
 
 
-def test_a_cell_that_another_process_trains_is_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cells = chosen(EXHIBITS["digits"].cells, ["supervised"])
-    (left,) = missing(cells, RunIndex(tmp_path), rounds=2)
-    with start.begin(left.config, out=left.path, device="cpu"):
-        assert run("digits", *TWO_ROUNDS, "--out", str(tmp_path)) == 0
-        printed = capsys.readouterr()
-    assert "is skipped: another process is training it" in printed.err
-    assert "| Supervised-only | not run |" in printed.out
-
-
 def test_mistakes_and_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("make", "table9", "--out", str(tmp_path)) == 2
     assert "'table9' is no known table or figure" in capsys.readouterr().err

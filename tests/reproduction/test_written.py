@@ -11,7 +11,7 @@ from reproduction.paper import drawn, written
 from reproduction.paper.exhibits import EXHIBITS
 from reproduction.paper.grid import Cell, Exhibit, Part, Value
 from reproduction.paper.index import RunIndex
-from reproduction.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, replayed, rounded
+from reproduction.paper.measures import CURVES, MEASURES, NEVER, replayed
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.report import Run
 from tests.disk import largest_file
@@ -118,14 +118,6 @@ def test_the_share_of_falls_in_which_the_semi_supervised_loss_fell_more() -> Non
     )
     assert CURVES["semi_faster_share"][1](run.rounds) == [(110, 0.6)]
     assert MEASURES["semi_faster_share"].of(run, digits_cell()) == 0.6
-
-
-def test_percentages_medians_and_signs() -> None:
-    run = run_with(mask_rate=[0.5, 0.25, 0.125], supervised_steps=[100, 40, 20])
-    assert MEASURES["mask_rate"].of(run, digits_cell()) == 12.5
-    assert MEASURES["impurity"].of(run, digits_cell()) == UNKNOWN
-    assert MEASURES["supervised_steps"].of(run, digits_cell()) == 40
-    assert [rounded(value, 1) for value in (-0.04, -0.06, 2.0)] == ["0.0", "-0.1", "2.0"]
 
 
 def test_holders_have_the_class_counts_of_a_run_on_the_data() -> None:
