@@ -277,8 +277,7 @@ def inspect(
     A server of `serve --model` is shown as `classify` would use it.
     """
     from semisfl.net.client.connection import Target
-    from semisfl.net.client.inspect import NoTerms, read_terms
-    from semisfl.net.client.shown_terms import text_of_terms
+    from semisfl.net.client.shown_terms import NoTerms, read_terms, text_of_terms
     from semisfl.use.split_inference import read_model, text_of_model
 
     # A preset may hold a colon in a path, but ends in no port.

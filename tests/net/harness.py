@@ -27,9 +27,9 @@ from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.connection import Connection, Received, Target
 from semisfl.net.client.device import Device
-from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.member import Images, Member
 from semisfl.net.client.owner import Approval, Owner
+from semisfl.net.client.shown_terms import read_terms
 from semisfl.net.frames import Frame, encode
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.terms import Terms

@@ -12,11 +12,10 @@ from PIL import Image
 
 from semisfl.cli import devices
 from semisfl.cli.main import main
-from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.join import join
 from semisfl.net.client.owner import Approval
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.client.shown_terms import text_of_terms
+from semisfl.net.client.shown_terms import read_terms, text_of_terms
 from semisfl.net.frames import WireError
 from semisfl.net.server import listener, sessions
 from semisfl.net.terms import Terms

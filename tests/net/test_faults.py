@@ -17,8 +17,8 @@ import torch
 from semisfl.net import chunks
 from semisfl.net.client import connection
 from semisfl.net.client.connection import Stream, open_channel
-from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.rejection import Rejected
+from semisfl.net.client.shown_terms import read_terms
 from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory

@@ -53,12 +53,9 @@ def check_full(
         works: what the method's clients can be asked to do, by name.
         fields: the fields of the frame that begins the round.
 
-    Raises `PolicyBreach` if the round differs from the terms, or asks for other work.
+    Raises `PolicyBreach` if the round differs from the terms, and `KeyError` if it asks for other work.
     """
-    if (work := works.get(fields["work"])) is None:
-        raise PolicyBreach(
-            f"the server asks for work {fields['work']!r:.40}, not {', '.join(works)}"
-        )
+    work = works[fields["work"]]
     whole = member.model.whole()
     answers = work.answers.outline(whole.state_dict())
     weights = {name for name, _ in whole.named_parameters()}

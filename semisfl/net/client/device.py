@@ -82,6 +82,7 @@ class Device:
         self._images, self._device = images, device
         self._stop = stop or StopFlag()
         self._expected: Mapping[str, Schema] = {}
+        """The frames that are accepted now: kind -> the fields and tensors that it must have."""
         self._works: Mapping[str, ClientWork] = {}
         self._split_round: ClientSplitRound | None = None
         self._doing, self._stopped_while = CONNECTING, ""
@@ -193,17 +194,12 @@ class Device:
             log.error("ignored a frame of the server: %s", plain(str(error)))
             return None
 
-    def expect(self, expected: Mapping[str, Schema]) -> None:
-        """Accept these frames from now on, and no other: kind -> fields and tensors that it must have."""
-        assert self.stream is not None
-        self._expected = expected
-
     def expect_round(self, **more: Schema) -> None:
         """Expect a round to begin, or one of ``more`` frames.
 
         A round may begin at any time: the server never ends an aborted one explicitly.
         """
-        self.expect({**self.beginnings, **more})
+        self._expected = {**self.beginnings, **more}
 
     def answer(
         self,
@@ -240,7 +236,7 @@ class Device:
             self._connection.run = terms.run
         member = self.member
         self._allowance.check(self.outgoing.policy, self._round_use(member.config.clients.steps))
-        self.expect({"enrolled": messages.ENROLLED})
+        self._expected = {"enrolled": messages.ENROLLED}
         ready = {"images": len(member.images), "skipped": member.skipped}
         self.answer(received, "ready", {"model": member.schemas.digest, **ready})
 
@@ -289,8 +285,7 @@ class Device:
         """Train with a step's gradients; answer with the next step's features, or with the bottom after the last."""
         split_round = self._split_round
         assert split_round is not None, "gradients are expected in a split round alone"
-        if not split_round.descend(frame):
-            return
+        split_round.descend(frame)
         if not split_round.over:
             return split_round.send_features(received)
         self.expect_round()

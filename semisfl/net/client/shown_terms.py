@@ -1,21 +1,71 @@
-"""What a run would compute on a device and send from it, as text for the device's owner.
+"""The terms of a run, read from a server and shown to the owner of a device.
 
-The owner reads it (`semisfl inspect`) and accepts its digest. So it says what a layer *is*, not what the server
-calls it, and how many values and bytes leave the device.
+The owner reads them (`semisfl inspect`) and accepts their digest before the device joins. So the text says what a
+layer *is*, not what the server calls it, and how many values and bytes leave the device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import prod
+
+import grpc
 
 from semisfl.files import printable
 from semisfl.fleet.codec import codec_named
 from semisfl.models.shapes import Placed, Shape
+from semisfl.net import chunks, hostport, messages
+from semisfl.net.client.connection import open_channel
+from semisfl.net.client.rejection import Rejected, explained
+from semisfl.net.frames import WireError
 from semisfl.net.terms import Terms, placed_model
-from semisfl.settings import lookup
+from semisfl.net.tls.credentials import Credentials
+from semisfl.settings import catalog, lookup
 from semisfl.settings.counts import plural
 
+SECONDS = 20.0
+"""Longest wait for the answer."""
 UNNAMED = {"kind", "name", "body", "shortcut"}
 """Fields of a layer that its line shows otherwise."""
+
+
+class NoTerms(ValueError):
+    """Raised for a server that has no terms of training; it may serve a model."""
+
+
+def read_terms(
+    address: str,
+    credentials: Credentials | None,
+    *,
+    insecure_loopback: bool = False,
+    allow_methods: Collection[str] = (),
+) -> Terms:
+    """Return the terms that a server has for devices.
+
+    Args:
+        address: the server's HOST:PORT.
+        credentials: this device's certificate; None with ``insecure_loopback``, which connects without TLS.
+        allow_methods: methods of other packages that terms may name, as in `join`.
+
+    Raises `NoTerms` if the server trains nothing, `Rejected` if it refuses this device or if its terms cannot be
+    read, and `OSError` if it cannot be reached.
+    """
+    hostport.check_target(address, credentials is not None, insecure_loopback)
+    options = chunks.options(messages.SMALL)
+    with open_channel(address, None if insecure_loopback else credentials, options) as channel:
+        try:
+            text = channel.stream_unary(chunks.TERMS)(iter(()), timeout=SECONDS)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NoTerms(
+                    f"{address} has no terms; is it `semisfl serve` of this version?"
+                ) from error
+            raise explained(error, address, secure=not insecure_loopback) from error
+    methods = frozenset(catalog.METHODS) | frozenset(allow_methods)
+    try:
+        terms = Terms.from_json(text.decode("utf-8", "replace"), methods)
+        placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError, as in `join`
+        return terms
+    except WireError as error:
+        raise Rejected(str(error), "refused") from error
 
 
 def text_of_terms(terms: Terms) -> str:
@@ -53,7 +103,7 @@ def _about_run(terms: Terms) -> Iterator[str]:
 
 def _about_model(terms: Terms) -> Iterator[str]:
     """Yield the lines about the images and every layer, with the cut between device and server."""
-    placed, held = _placed(terms)
+    placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
     bottom = sum(layer.parameters for layer in placed[:held])
     total = sum(layer.parameters for layer in placed)
     yield image_line(terms.shape, terms.classes, terms.mean, terms.std)
@@ -68,7 +118,7 @@ def _about_model(terms: Terms) -> Iterator[str]:
 
 def _about_sending(terms: Terms) -> Iterator[str]:
     """Yield the lines about what leaves the device: features and a bottom, or whole models."""
-    placed, held = _placed(terms)
+    placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
     wire, values = terms.config.wire, prod(placed[held - 1].gives)
     size = {codec: codec_named(codec).size((1, values)) for codec in wire.codecs}
     if lookup.method(terms.config.method).works:
@@ -98,10 +148,6 @@ def _inner_lines(block: Placed, indent: str) -> Iterator[str]:
         for layer in layers:
             yield f"{indent}  {sign} {_layer(layer)}"
             yield from _inner_lines(layer, f"{indent}  ")
-
-
-def _placed(terms: Terms) -> tuple[list[Placed], int]:
-    return placed_model(terms.config.model, terms.shape, terms.classes)
 
 
 def _layer(placed: Placed) -> str:

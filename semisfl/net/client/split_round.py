@@ -5,7 +5,6 @@ features of one batch, of the student and of the teacher, and the server answers
 After the last step the device sends its trained bottom. All that leaves is clipped and gets noise by the policy.
 """
 
-import logging
 from typing import TYPE_CHECKING
 
 from semisfl.fleet.base import SplitRound
@@ -13,11 +12,10 @@ from semisfl.fleet.packing import split_states
 from semisfl.net.client.agreement import check_gradients
 from semisfl.net.client.connection import Received
 from semisfl.net.frames import Frame
+from semisfl.settings.policy import PolicyBreach
 
 if TYPE_CHECKING:
     from semisfl.net.client.device import Device
-
-log = logging.getLogger(__name__)
 
 
 class ClientSplitRound:
@@ -60,20 +58,18 @@ class ClientSplitRound:
             {"student": wire.student_features, "teacher": wire.teacher_features},
         )
 
-    def descend(self, frame: Frame) -> bool:
-        """Train with the gradients of the current step; return False for those of another step.
+    def descend(self, frame: Frame) -> None:
+        """Train with the gradients of the current step.
 
-        Raises `PolicyBreach` if they are longer than any honest server's.
+        Raises `PolicyBreach` if they are of another step, or longer than any honest server's.
         """
         if (frame.fields["round"], frame.fields["step"]) != (self._plan.index, self._step):
-            log.warning("gradients of another step were ignored")
-            return False
+            raise PolicyBreach("the server sends gradients of another step")
         gradients = frame.tensors["gradients"]
         check_gradients(gradients, self._sent)
         with self._member.hardware.step():
             self._member.block.backward(gradients.to(self._member.hardware.device))
         self._step += 1
-        return True
 
     def send_bottom(self, received: Received) -> None:
         """Answer the last gradients with the trained bottom, which ends the round."""
