@@ -27,7 +27,7 @@ BUDGETS = {
     "metrics": 137,
     "models": 1055,
     "net": 388,
-    "net/client": 922,
+    "net/client": 909,
     "net/server": 1315,
     "net/tls": 385,
     "root": 139,
