@@ -183,7 +183,7 @@ class ClassToken(nn.Module):
         self.weight = nn.Parameter(torch.randn(width) * 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.weight.expand(len(x), 1, -1).to(x.dtype), x], 1)
+        return torch.cat([self.weight.expand(x.shape[0], 1, -1).to(x.dtype), x], 1)
 
 
 class Positions(nn.Module):

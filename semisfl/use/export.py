@@ -12,6 +12,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,7 +170,8 @@ def _plain(module: nn.Module) -> nn.Module:
     if isinstance(module, Gate):
         return Product(_plain(module.body))
     if isinstance(module, Layers):
-        layers = ((name, _plain(layer)) for name, layer in named_layers(module))
+        # Exporters write Python code, in which a layer cannot be called ``class``.
+        layers = ((f"{n}_" if iskeyword(n) else n, _plain(one)) for n, one in named_layers(module))
         return nn.Sequential(OrderedDict(layers))
     return module
 
@@ -212,9 +214,8 @@ def about(model: Classifier, part: Part) -> dict[str, Any]:
 
 
 def _write_onnx(model: Classifier, part: Part, path: Path) -> None:
-    names = (INPUTS[part], OUTPUTS[part])
-    module, facts = module_of(model, part), about(model, part)
-    onnx_file.write(module, _example(model, part), names, facts, path)
+    names, facts = (INPUTS[part], OUTPUTS[part]), about(model, part)
+    onnx_file.write(module_of(model, part), _example(model, part), names, facts, path)
 
 
 def _write_torch(model: Classifier, part: Part, path: Path) -> None:

@@ -25,7 +25,7 @@ OPERATORS = """
 Add Sub Mul Div Pow Sqrt Reciprocal Erf Clip Cast Identity Relu LeakyRelu PRelu Elu Selu Gelu Softplus Softmax
 Tanh Sigmoid HardSigmoid HardSwish Conv Gemm MatMul Pad MaxPool AveragePool GlobalAveragePool GlobalMaxPool
 ReduceMean ReduceMax BatchNormalization InstanceNormalization GroupNormalization LayerNormalization Shape
-Reshape Flatten Transpose Squeeze Unsqueeze Concat Split Slice Gather QuantizeLinear DequantizeLinear
+Range Expand Reshape Flatten Transpose Squeeze Unsqueeze Concat Split Slice Gather QuantizeLinear DequantizeLinear
 """
 """Operators of a bottom. None has a graph of its own, so none can run for ever."""
 needs_onnx = partial(needs, "onnx", "onnx", "onnxruntime", "onnxscript", "onnx_ir")

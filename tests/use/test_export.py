@@ -27,7 +27,7 @@ from semisfl.use.classifier import Classifier
 from semisfl.use.export import check, export
 from tests import toy
 from tests.disk import largest_file
-from tests.use.trained import Trained, residual_model
+from tests.use.trained import Trained, untrained_model
 
 PIXELS = toy.dataset().test_images[:40]
 HALVES: tuple[exports.Part, ...] = ("bottom", "top")
@@ -42,7 +42,7 @@ def run_onnx(path: Path, inputs: Tensor) -> Tensor:
 
 def test_onnx_halves_and_whole(tmp_path: Path) -> None:
     """The model has residual blocks and an unusual cut."""
-    model = residual_model(tmp_path).recut("residual2")
+    model = untrained_model(tmp_path, toy.RESIDUAL, 4).recut("residual2")
     made = {part: export(model, PIXELS, tmp_path, part=part) for part in exports.INPUTS}
     expected = model.probabilities(PIXELS)
     for size in (1, 7, 40):
@@ -294,23 +294,31 @@ class OwnModel(nn.Module):
         return self.fc(self.pool(shown).flatten(1))
 
 
-@pytest.mark.parametrize("own", [None, OwnModel()], ids=["table", "module"])
-def test_onnx_of_newer_layers_as_a_table_and_as_a_users_module(
-    own: nn.Module | None, tmp_path: Path
-) -> None:
-    """GroupNorm, LayerNorm, GELU and a depthwise convolution, trained for a round: the table's model
-    is exported as a whole, the module in two halves."""
-    data = toy.dataset()
-    changes = ("rounds=1", *(() if own else (f"model.layers={MODERN}",)))
-    settings = toy.values("semisfl", *changes)
-    means = {"data": data, "partition": toy.partition(data), "device": "cpu"}
-    train(settings, **means, model=own, out=tmp_path / "run")  # type: ignore[arg-type]
-    model = load(tmp_path / "run", model=own)  # no layer table describes the module's nested stem
-    if own is None:
-        answer = run_onnx(export(model, PIXELS, tmp_path).path, PIXELS)
-    else:
-        bottom, top = (export(model, PIXELS, tmp_path, part=part).path for part in HALVES)
-        features = run_onnx(bottom, PIXELS)
-        torch.testing.assert_close(features, model.features(PIXELS), rtol=1e-4, atol=1e-5)
-        answer = run_onnx(top, features)
+TRANSFORMER = """[
+    {kind = "conv", channels = 8, kernel = 4, stride = 4},
+    {kind = "tokens"},
+    {kind = "classtoken", name = "class"},
+    {kind = "positions"},
+    {kind = "residual", body = [{kind = "layernorm"}, {kind = "attention", heads = 2}]},
+    {kind = "firsttoken"},
+    {kind = "linear"},
+]"""
+
+
+@pytest.mark.parametrize(("layers", "cut"), [(MODERN, 4), (TRANSFORMER, 5)])
+def test_onnx_of_newer_layers(layers: str, cut: int, tmp_path: Path) -> None:
+    """Each file has operators that a device takes from anybody. No Python code can have a layer ``class``."""
+    model = untrained_model(tmp_path, layers, cut)
+    file = onnx_file.File(export(model, PIXELS, tmp_path).path, foreign=True)
+    torch.testing.assert_close(file(PIXELS), model.probabilities(PIXELS), rtol=1e-4, atol=1e-6)
+
+
+def test_onnx_of_a_users_module(tmp_path: Path) -> None:
+    """No layer table describes the module's nested stem."""
+    data, own = toy.dataset(), OwnModel()
+    means = {"data": data, "partition": toy.partition(data), "device": "cpu", "model": own}
+    train(toy.values("semisfl", "rounds=1"), **means, out=tmp_path / "run")  # type: ignore[arg-type]
+    model = load(tmp_path / "run", model=own)
+    bottom, top = (export(model, PIXELS, tmp_path, part=part).path for part in HALVES)
+    answer = run_onnx(top, run_onnx(bottom, PIXELS))
     torch.testing.assert_close(answer, model.probabilities(PIXELS), rtol=1e-4, atol=1e-6)

@@ -38,10 +38,10 @@ def write_images(data: Dataset, place: Path, count: int = 24) -> Path:
     return place
 
 
-def residual_model(place: Path) -> Classifier:
-    """Return an untrained model whose residual blocks have everything that a table can describe."""
+def untrained_model(place: Path, layers: str, cut: int) -> Classifier:
+    """Return the model of a layer table as its file gives it."""
     data = toy.dataset()
-    settings = toy.values("supervised", f"model.layers={toy.RESIDUAL}")
+    settings = toy.values("supervised", f"model.layers={layers}", f"model.cut={cut}")
     built = experiment.assemble(settings, data, toy.partition(data), device="cpu")
-    checkpoint.write(place / "residual.safetensors", {"model": built.model_state(None)})
-    return load(place / "residual.safetensors")
+    checkpoint.write(place / "untrained.safetensors", {"model": built.model_state(None)})
+    return load(place / "untrained.safetensors")
