@@ -1,4 +1,8 @@
-"""Notice in the metrics that a run cannot work as it is, and say what to change. Loads no torch."""
+"""Notice in the metrics that a run cannot work as it is, and say what to change. Loads no torch.
+
+There are four warnings: no image is confident enough to get a pseudo-label, the accuracy is that of guessing, it is
+that of one class, or the clients bring nothing over the labelled images alone.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +37,10 @@ class Advice:
         self._warned: set[str] = set()
 
     def after(self, metrics: RoundMetrics) -> list[str]:
-        """Return the new warnings of this round; a diverged round has none, as divergence explains it."""
+        """Return the new warnings of this round, one line each, with the settings to change.
+
+        Rounds are given in their order. A diverged round has no warning, as divergence explains everything.
+        """
         if metrics.diverged:
             return []
         if metrics.mask_rate is not None or metrics.contributing is not None:

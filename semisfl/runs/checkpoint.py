@@ -1,4 +1,9 @@
-"""Read and write checkpoints: nested tensors and plain values in one safetensors file."""
+"""Read and write checkpoints: nested tensors and plain values in one safetensors file.
+
+Tensors are entries of the file; the nesting, the plain values and a hash of everything are in its metadata. Nothing in
+a checkpoint is executed when it is read. A training's checkpoint has ``round``, ``method``, ``fleet``, ``traffic`` and
+``model``; a model's has ``round`` and ``model`` alone.
+"""
 
 import hashlib
 import json
@@ -40,7 +45,10 @@ class CheckpointError(ValueError):
 
 
 def digest(state: Any) -> str:
-    """Return a hash of a nested state: names, types, shapes, bytes, plain values."""
+    """Return a hash of a nested state, as 32 hexadecimal digits: of names, types, shapes, bytes and plain values.
+
+    Equal states have equal hashes on every machine and device.
+    """
     tensors: dict[str, Tensor] = {}
     plain = flatten(state, "", tensors)
     summary = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16)
@@ -114,7 +122,10 @@ def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the state in ``path``; raise `CheckpointError` if it is missing or does not match its hash."""
+    """Return the state in ``path``, with its tensors on the CPU.
+
+    Raises `CheckpointError` if the file is missing or damaged, or does not match its hash.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -177,7 +188,10 @@ def _training_state(file: Path) -> dict[str, Any]:
 
 
 def finite(state: Any) -> bool:
-    """Return whether a nested state holds neither NaN nor Inf."""
+    """Return whether a nested state holds neither NaN nor Inf, in its tensors and in its numbers.
+
+    Tensors of whole numbers always are finite.
+    """
     if isinstance(state, Tensor):
         return not state.is_floating_point() or bool(torch.isfinite(state).all())
     if isinstance(state, Mapping):

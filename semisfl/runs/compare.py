@@ -97,7 +97,7 @@ def read_variants(path: Path) -> list[Variant]:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of several."""
+    """One run of several: what to train, where, and how far it got when the job was made."""
 
     config: Config
     path: Path
@@ -132,7 +132,7 @@ class Job:
 
 
 def choose_methods(names: str) -> list[str]:
-    """Return the methods that ``a,b`` or ``all`` names."""
+    """Return the names of the methods that ``a,b`` or ``all`` lists; raise `ConfigError` for one that is unknown."""
     if names.strip() == "all":
         return list(catalog.METHODS)
     chosen = words_of(names)
@@ -152,7 +152,13 @@ def list_jobs(
     sweeps: Sequence[Sweep] = (),
     variants: Sequence[Variant] = (PLAIN,),
 ) -> list[Job]:
-    """Return the runs of a comparison, seed by seed, so that a stopped one still compares equal seeds."""
+    """Return the runs of a comparison, seed by seed, so that a stopped one still compares equal seeds.
+
+    There is a run for every method, seed, combination of swept values and variant, each in a directory of its own
+    below ``out``. ``values`` are the plain settings that they share; ``seeds`` is the number of seeds, which count up
+    from the configured one. Raises `ConfigError` if two of them would be the same run, or if ``out`` holds a run with
+    other settings.
+    """
     if len({sweep.key for sweep in sweeps}) < len(sweeps):
         raise ConfigError("--sweep names a key twice; give all its values at once")
     entries = {name: lookup.method(name) for name in methods}
@@ -210,7 +216,10 @@ def _status(config: Config, path: Path) -> Status:
 
 
 def run_in_turn(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
-    """Run the jobs that are not finished; ``train`` returns whether a run reached its end. Return False if stopped."""
+    """Run the jobs that are not finished, one after another, in this process.
+
+    ``train`` returns whether a run reached its end. Returns False once one was stopped; the others are then left.
+    """
     left = (now for job in jobs if (now := job.again()).status != "finished")
     return all(train(job) for job in left)
 
@@ -218,7 +227,8 @@ def run_in_turn(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
 def results(jobs: Sequence[Job], target: float | None = None) -> list[tuple[Group, Summary]]:
     """Return the groups of runs with their summaries, in the order of the jobs.
 
-    ``target``: an accuracy in percent; the summaries say what reaching it took.
+    A group has the runs that differ only in their seed. ``target`` is an accuracy in percent; the summaries then say
+    what reaching it took.
     """
     by_path = {job.path.resolve(): job for job in jobs}
     groups = []
@@ -289,7 +299,7 @@ def run_in_pool(
 
 
 def rounds_of(job: Job) -> int:
-    """Return the number of rounds done: the lines of the metrics file."""
+    """Return the number of rounds done, by the lines of the metrics file, without reading them."""
     try:
         return (job.path / METRICS).read_bytes().count(b"\n")
     except FileNotFoundError:
@@ -302,7 +312,10 @@ def _stop_with_parent() -> None:
 
 
 class Processes:
-    """``count`` runs at a time, each in a process of its own on this machine."""
+    """A pool of ``count`` runs at a time, each in a process of its own on this machine.
+
+    A process runs ``semisfl run`` with its share of the cores, and ends if this process is killed.
+    """
 
     def __init__(self, count: int, device: str = "auto") -> None:
         self._count, self._device = count, device
@@ -374,7 +387,7 @@ class Processes:
 
 
 class RayPool:
-    """The runs of a Ray cluster: one per GPU or share of it, or one per core without GPUs."""
+    """A pool of all runs at once on a Ray cluster: one per GPU or share of it, or one per core without GPUs."""
 
     def __init__(self, address: str | None, share: int = 1, device: str = "auto") -> None:
         """Connect to the cluster at ``address`` (None: start one here); place ``share`` runs on each GPU."""
@@ -424,7 +437,10 @@ class RayPool:
 
 
 def train_one(values: dict[str, Any], path: str, device: str) -> None:
-    """Start or continue one run, in a worker of a Ray cluster."""
+    """Start or continue one run, in a worker of a Ray cluster.
+
+    ``values`` are the plain settings, ``path`` is the run's directory, which all machines see.
+    """
     job = Job.of(configs.parse(values), Path(path))
     if job.status != "finished":
         with job.prepare(device=device) as run:

@@ -1,4 +1,8 @@
-"""List the metrics of runs: those that every run has, then those of their methods."""
+"""List the metrics of runs: those that every run has, then those of their methods.
+
+A metric is declared at the field of a dataclass, with its meaning, unit and chart; readers such as pictures, the page
+and the exporter show whatever is declared here.
+"""
 
 import logging
 from collections.abc import Iterable

@@ -1,4 +1,12 @@
-"""A run's directory: its configuration, environment, metrics, log and checkpoints."""
+"""A run's directory: its configuration, environment, metrics, log and checkpoints.
+
+- ``config.toml``: all settings, defaults included, so that a later version trains the same run
+- ``environment.json`` and ``holdings.json``: versions and machine; who held how many images of each class
+- ``metrics.jsonl`` and ``run.log``: a line per round, and what was said
+- ``latest``, ``previous`` and ``best.safetensors``: the state to continue from, the one before it, the best model
+
+A server of devices adds ``fleet.json``, ``fleet.jsonl`` and ``roster.json``.
+"""
 
 import contextlib
 import json
@@ -49,7 +57,10 @@ WRITTEN = ("best.safetensors", "latest.safetensors", METRICS)
 
 
 class RunDirectory:
-    """The files of a run. Each is written whole; a failed write is logged and does not end the run."""
+    """The files of a run. Each is written whole; a failed write is logged and does not end the run.
+
+    One process at a time may write: `create` and `lock` take the lock, `unlock` and the end of the process release it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +73,7 @@ class RunDirectory:
 
     @property
     def unsaved(self) -> list[str]:
-        """Return the files that the disk refused and that were not written since."""
+        """Return the names of files that the disk refused and that were not written since."""
         return sorted(self._unsaved | ({METRICS} if self.record.unwritten else set()))
 
     @classmethod
@@ -75,7 +86,8 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Create and lock the directory of a new run, with its configuration, environment and ``holdings``.
 
-        Raises `Taken` if it holds a run already. If anything fails, what was created is removed again.
+        ``path`` may be a folder with other files. ``device`` is where the run computes, for its environment. Raises
+        `Taken` if there is a run already, and ValueError if the disk refuses; then what was created is removed again.
         """
         directory = cls(path)
         try:
@@ -129,7 +141,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Return the run in a directory, or the one that a checkpoint belongs to."""
+        """Return the run in the directory ``path``, or the one that the checkpoint ``path`` belongs to.
+
+        Raises ValueError if there is none. Neither locks nor changes anything.
+        """
         if path.suffix == ".safetensors":
             path = path.parent
         if not (path / "config.toml").is_file():
@@ -144,6 +159,7 @@ class RunDirectory:
         remove_temporary(self.path)
 
     def unlock(self) -> None:
+        """Let other processes in; does nothing if the directory is not locked."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -156,7 +172,11 @@ class RunDirectory:
         return config.parse(values)
 
     def changed(self, settings: Sequence[str]) -> Config:
-        """Return the configuration with ``key=value`` assignments; refuse keys that must not change."""
+        """Return the configuration with ``key=value`` assignments, as ``--set`` takes them.
+
+        Raises `ConfigError` for settings that must not change when a run is continued. What may change is `CHANGEABLE`
+        and, if the clients are devices, `FLEET_CHANGEABLE`. The file is not written.
+        """
         here = self.config()
         allowed = CHANGEABLE + (FLEET_CHANGEABLE if here.fleet.kind == "network" else ())
         for assignment in settings:
@@ -197,7 +217,10 @@ class RunDirectory:
             )
 
     def keep_metrics_before(self, round_index: int) -> list[dict[str, Any]]:
-        """Remove the lines of rounds that a resumed run will repeat; return the others."""
+        """Remove the lines of rounds that a resumed run will repeat; return the others as plain values.
+
+        ``round_index`` is the first round to repeat. A last line that a crash cut off is removed too.
+        """
         path = self.path / METRICS
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         rounds = [one for one in parse_metrics(lines, path, dict) if one["round"] < round_index]
@@ -212,7 +235,10 @@ class RunDirectory:
         return rounds
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
-        """Write checkpoint ``name``; if the disk refuses, keep the previous one and return False."""
+        """Write ``state`` as checkpoint ``name`` and return True.
+
+        If the disk refuses, the previous checkpoint of that name stays, and the result is False.
+        """
         return self._save(name, lambda path: checkpoint.write(path, state))
 
     def save_latest(self, state: dict[str, Any]) -> bool:
@@ -249,7 +275,10 @@ class RunDirectory:
 
 
 def environment(device: str = "auto") -> dict[str, Any]:
-    """Return what the numbers of a run on ``device`` may depend on besides its configuration."""
+    """Return what the numbers of a run on ``device`` may depend on besides its configuration.
+
+    That is the versions of Python, torch and numpy, the platform, the cores and threads, and the GPU's name.
+    """
     on_gpu = device != "cpu" and torch.cuda.is_available()
     gpu = torch.cuda.get_device_name(None if device == "auto" else device) if on_gpu else None
     return {

@@ -1,4 +1,8 @@
-"""Build what a configuration describes: data, model, clients and method."""
+"""Build what a configuration describes: data, model, clients and method.
+
+`assemble` is the only place where these parts meet. A simulation, a run of torchrun's ranks and a server of devices
+differ in their fleet alone, which `FLEETS` chooses; the method that trains is the same object code in all three.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -43,20 +47,30 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Experiment:
-    """The parts of a run."""
+    """The parts of a run, ready for its first or next round.
+
+    Its state is what the next round depends on: the method's models, queue and controller, what the fleet must know
+    of its clients, and the bytes sent so far. The images are not part of it.
+    """
 
     config: Config
     method: Method
     fleet: Fleet
     hardware: Hardware
     stop: StopFlag
+    """Set by the owner of the run to end it; tests of the model check it too."""
     normalizer: Normalizer
+    """Makes a model's input of uint8 images."""
     test_images: Tensor
+    """uint8 [m, C, H, W], on the run's device."""
     test_labels: Tensor
+    """int64 [m]"""
     validation: tuple[Tensor, Tensor] | None
     """Validation images and labels, on which rounds are judged; None: the test images are used."""
     description: Description
+    """What a checkpoint says of the model."""
     holdings: Holdings
+    """How many images of each class the server and each client hold."""
 
     @property
     def model(self) -> nn.Module:
@@ -72,7 +86,10 @@ class Experiment:
         return self._scores(self.test_images, self.test_labels)
 
     def _scores(self, images: Tensor, labels: Tensor) -> dict[str, Scores]:
-        """Return the scores by model; raise `Stopped` between two batches if asked to stop."""
+        """Return the scores by the model's name.
+
+        The models are in the modes that the method left them in. Raises `Stopped` between two batches if asked to stop.
+        """
         scores, dtype = {}, self.hardware.dtype
         for name, model in self.method.tested().items():
             with self.hardware.arithmetic():
@@ -92,7 +109,11 @@ class Experiment:
         }
 
     def model_state(self, tested: RoundMetrics | None) -> dict[str, Any]:
-        """Return the weights and the description of the network that the run is judged by, as last ``tested``."""
+        """Return the weights and the description of the network that the run is judged by.
+
+        ``tested`` are the metrics of the last round with a test, whose scores go into the description; None: there was
+        no test yet.
+        """
         described = replace(self.description, sent=self.fleet.traffic.by_kind())
         if tested is not None:
             described = replace(
@@ -106,11 +127,15 @@ class Experiment:
         return {"description": described.as_dict(), "weights": answering_weights(self.model)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, as a resumed run does before its first round."""
         self.undo_round(state)
         self.fleet.load_state_dict(state["fleet"])
 
     def undo_round(self, before: Mapping[str, Any]) -> None:
-        """Restore the state ``before`` a round; clients that connected since stay."""
+        """Restore the state ``before`` a round, which may then be repeated.
+
+        What the fleet knows of its clients stays: some may have connected since.
+        """
         self.method.load_state_dict(before["method"])
         self.fleet.traffic.load_state_dict(before["traffic"])
 
@@ -145,7 +170,13 @@ def fleet_setup(
     network: NetworkOptions | None = None,
     stop: StopFlag | None = None,
 ) -> FleetSetup:
-    """Return what is needed to make the clients; clients on other machines have their own images."""
+    """Return what is needed to make the clients, on the device of ``hardware``.
+
+    Clients in this process get the images of ``data`` and their indices in ``partition``; those on other machines
+    have their own images, and get neither. A batch is at most as large as the largest client: more would show images
+    twice in a step. ``model`` replaces the one that the configuration names. Raises ValueError for a partition that
+    does not fit the images or the number of clients.
+    """
     elsewhere = config.fleet.kind == "network"
     check_clients(config, partition)
     check_partition(partition, data)
@@ -156,7 +187,7 @@ def fleet_setup(
         )
     classes = len(data.classes)
     if not elsewhere:
-        # More would only show images twice in a step. All clients of a step have batches of one size.
+        # All clients of a step have batches of one size.
         most = max(map(len, partition.clients))
         config = cap_batch(config, most)
     return FleetSetup(
@@ -186,10 +217,14 @@ def assemble(
     stop: StopFlag | None = None,
     resumed: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """Build everything that a run needs.
+    """Build everything that a run needs, and start its fleet.
 
-    ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names. ``resumed`` is the
-    checkpoint that the caller will load: ``model.weights`` is then not read.
+    ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names; a ``model`` is copied,
+    so the caller's module keeps its weights. ``device`` is "auto", "cpu", "cuda" or "cuda:N". ``network`` says where a
+    server of devices listens. ``resumed`` is the checkpoint that the caller will load: ``model.weights`` is then not
+    read. The configuration of the result names the layers of a ``model`` that was passed.
+
+    Raises `ConfigError` or ValueError for settings, images and models that do not fit each other.
     """
     if network is None and make_fleet is None:
         check_simulated(config)
@@ -212,7 +247,6 @@ def assemble(
         )
     if not len(data.test_images):
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
-    # A copy: the caller's module keeps its weights, and a second run with it starts from the same ones.
     own = own_copy(model, data.shape) if model is not None else None
     setup = fleet_setup(config, data, partition, hardware, own, network, stop)
     split_model, classes = setup.model, setup.classes

@@ -118,7 +118,11 @@ def run_rounds(
 
 
 class Rounds:
-    """The rounds of a run so far, and the steps that lead to the next one."""
+    """The rounds of a run so far, and the steps that lead to the next one.
+
+    `attempt` and `keep` alternate: the first trains, checks and tests a round, the second records it. A state is
+    written only after a good round, so every checkpoint can be continued from.
+    """
 
     def __init__(self, experiment: Experiment, directory: RunDirectory | None, first: int) -> None:
         """Take over the rounds before ``first`` from the metrics file of ``directory``."""
@@ -341,7 +345,11 @@ class Rounds:
 
 
 def not_finite(method: Method, metrics: MethodMetrics) -> str | None:
-    """Return which loss or weights of a round hold NaN or Inf; None if all are finite."""
+    """Return which loss or weights of a round hold NaN or Inf, as a line for the log; None if all are finite.
+
+    ``metrics`` is what the method's ``round`` returned; raises ValueError if that is no `MethodMetrics`. The weights
+    are those of the tested models, read once from the device for all their parts together.
+    """
     if not isinstance(metrics, MethodMetrics):
         raise ValueError(
             f"round() of {type(method).__name__} returned a {type(metrics).__name__}; it must return a "
@@ -356,7 +364,6 @@ def not_finite(method: Method, metrics: MethodMetrics) -> str | None:
         for part, module in model.named_children()
         if (weights := [parameter.detach() for parameter in module.parameters()])
     }
-    # Read together, so that the device is waited for only once.
     values = torch.stack([*norms.values()]).tolist() if norms else []
     for name, norm in zip(norms, values, strict=True):
         if not math.isfinite(norm):

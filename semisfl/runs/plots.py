@@ -1,4 +1,8 @@
-"""Draw pictures of run directories. Imports nothing that trains."""
+"""Draw pictures of groups of runs, with matplotlib and its own style. Imports nothing that trains.
+
+A picture has a chart of accuracy for each axis (rounds, gigabytes, minutes) and one for each panel that the metrics of
+the methods declare. Groups have colours, the metrics of a panel have line styles.
+"""
 
 import math
 from collections.abc import Sequence
@@ -39,19 +43,28 @@ COSTS = tuple(Chart(axis) for axis in (VIRTUAL_HOURS, GIGABYTES))
 
 
 def all_charts(groups: Sequence[Group]) -> tuple[Chart, ...]:
-    """Return the charts of accuracy and of every panel that belongs into a picture."""
+    """Return the charts of accuracy and of every panel that belongs into a picture.
+
+    The panels are those of all methods of ``groups``; one that a method lacks has no line of it.
+    """
     panels = panels_of(metrics_of(group.method for group in groups).values())
     training = (Chart(ROUNDS, tuple(m), panel) for panel, m in panels.items() if panel.in_picture)
     return (*ACCURACIES, *training)
 
 
 def draw(groups: Sequence[Group], path: Path, charts: Sequence[Chart] = ()) -> None:
-    """Write the `picture` of some groups to a file."""
+    """Write the `picture` of some groups to the file ``path``, in the format that its suffix names.
+
+    Raises OSError if it cannot be written; a previous file is then unchanged.
+    """
     save_picture(picture(groups, charts), path)
 
 
 def picture(groups: Sequence[Group], charts: Sequence[Chart] = ()) -> "Figure":
-    """Draw ``charts``, or all of them: means over seeds, with a band of one standard error."""
+    """Return a figure of ``charts``, or of all of them: means over seeds, with a band of one standard error.
+
+    Rounds that not every run of a group has are left out of its curves.
+    """
     from matplotlib.figure import Figure  # heavy, and only wanted here
     from matplotlib.lines import Line2D
 
@@ -138,7 +151,10 @@ def _curve(group: Group, chart: Chart, key: str) -> tuple[list[float], list[floa
 
 
 def _positions(axis: Axis, rounds: Sequence[RoundMetrics]) -> list[float]:
-    """Return where rounds lie on an axis; NaN where a file does not say."""
+    """Return where rounds lie on an axis, in its unit; NaN where the metrics do not say.
+
+    An axis may sum the metric of the rounds so far, as time is, or read a total, as bytes are.
+    """
     values = [getattr(metrics, axis.key) for metrics in rounds]
     known = [math.nan if value is None else value for value in values]
     return [

@@ -104,7 +104,10 @@ def _checked() -> TypeAdapter[Description]:
 def describe(
     config: Config, data: Dataset, partition: Partition, network: str, own: nn.Sequential | None
 ) -> Description:
-    """Describe the model that a run trains; ``own`` is a model passed beside the configuration."""
+    """Return the description of the model that a run trains, before its first test.
+
+    ``network`` is the name of the tested model in the method; ``own`` is a model that a program passed.
+    """
     judged = data.test_images, data.test_labels
     if len(partition.validation):
         judged = chosen(data, partition.validation)

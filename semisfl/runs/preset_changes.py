@@ -12,7 +12,11 @@ Flat = dict[str, Any]
 
 
 def changes(settings: Mapping[str, Any]) -> tuple[str, Flat]:
-    """Return the preset or variant that differs from flat ``settings`` in the fewest values, and its values of those."""
+    """Return the preset or variant that differs from ``settings`` in the fewest values, and its values of those.
+
+    ``settings`` are all values of a configuration by dotted key. A preset is compared with the method of
+    ``settings``, so that settings of another method do not count.
+    """
     variants = [f"{base}+{variant}" for base in presets.PRESETS for variant in presets.VARIANTS]
     there = {name: _preset(name, str(settings["method"])) for name in (*presets.PRESETS, *variants)}
     changed = {

@@ -30,8 +30,9 @@ WRAPPERS = ("state_dict", "model")
 def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] = ()) -> None:
     """Copy the weights in ``file`` into ``model``, which is called ``name``; log what stays new.
 
-    The head stays new where its size differs, or where a run's own file names other ``classes``. Raises
-    ConfigError if no layer fits, or the file cannot be read.
+    Layers are matched by name and shape; names of torchvision and timm are translated. So a network pretrained on
+    other images gives all its layers but the head. The head also stays new where a run's own file names other
+    ``classes``. Raises `ConfigError` if no layer fits, or the file cannot be read without executing code.
     """
     where = f"model.weights = {file!r}"
     stored, theirs = _read(Path(file).expanduser(), where, WEIGHT_NAMES.get(name, ()))

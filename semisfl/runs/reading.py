@@ -42,7 +42,11 @@ def no_run(places: str) -> ValueError:
 
 
 def read_config(path: Path) -> Values:
-    """Return the plain values of a run's configuration."""
+    """Return the plain values of a run's configuration.
+
+    They are not checked against the rules of today's settings: another version may have written them. Raises
+    ValueError if there is no run, or for values of a type that no version wrote.
+    """
     file = path / "config.toml"
     if not file.is_file():
         raise no_run(str(path))
@@ -56,7 +60,11 @@ def read_config(path: Path) -> Values:
 
 
 def read_rounds(path: Path, make: Callable[[Values], Made]) -> list[Made]:
-    """Return ``make`` of the metrics of each round; a last line that a crash cut off is left out."""
+    """Return ``make`` of the plain metrics of each round; a last line that a crash cut off is left out.
+
+    ``make`` is `RoundMetrics.from_dict`, or ``dict`` for plain values. Raises ValueError with the number of a damaged
+    line.
+    """
     file = path / METRICS
     return parse_metrics(file.read_bytes().splitlines() if file.is_file() else [], file, make)
 

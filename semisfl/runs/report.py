@@ -1,5 +1,9 @@
 """Report runs: group those that differ in nothing but their seed, and sum up accuracies, costs and differences.
 
+The steps are `find_runs`, `group_runs`, `summarise` for the lines of a table, `differences` for pairs of groups over
+their common seeds, and `write_table` for a file. Accuracies are in percent, their differences in points.
+
+
 Imports nothing that trains.
 """
 
@@ -80,6 +84,7 @@ class Run:
 
     @property
     def seed(self) -> object:
+        """Return the seed, by which runs of two groups are paired."""
         return self.config.get("seed", 0)
 
     @property
@@ -111,10 +116,12 @@ class Group:
 
     @property
     def method(self) -> str:
+        """Return the name of the method that its runs have in common."""
         return str(self.runs[0].config["method"])
 
     @property
     def judged_on(self) -> str:
+        """Return the kind of images on which its accuracies are measured: ``test`` or ``validation``."""
         return judged_on(self.runs[0].config)
 
 
@@ -126,7 +133,10 @@ def label_of(name: str, differs: Mapping[str, str]) -> str:
 
 
 def judged_on(config: Mapping[str, Any]) -> str:
-    """Return the kind of images on which a run's ``accuracy`` is measured."""
+    """Return the kind of images on which a run's ``accuracy`` is measured: ``test`` or ``validation``.
+
+    ``config`` are the plain values of its configuration.
+    """
     return "validation" if config.get("data", {}).get("validation") is not None else "test"
 
 
@@ -136,7 +146,10 @@ def read_run(path: Path) -> Run:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs at ``paths``; a folder that is no run stands for the runs directly inside it."""
+    """Return the runs at ``paths``, each once; a folder that is no run stands for the runs directly inside it.
+
+    Raises ValueError for a path without runs, and if no run has a tested round yet.
+    """
     runs: dict[Path, Run] = {}
     for path in paths:
         inside = [path] if holds_run(path) else runs_inside(path)
@@ -153,7 +166,12 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group runs by configuration. Finished and unfinished runs are never averaged together: see `_fair`."""
+    """Group runs by configuration, in the order of each group's first run.
+
+    Runs on different images that a program passed are in groups of their own. Finished and unfinished runs are never
+    averaged together: a group has its finished runs, or else the run that got furthest; the others are its
+    ``left_out``. A group without a tested round is left out, with a warning.
+    """
     # Settings do not name the images that a program passed to `train`: their digest tells them apart.
     configs = [
         run.config | {"images": digest[:8]}
@@ -230,10 +248,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fair(name: str, differs: Mapping[str, str], runs: list[Run]) -> Group:
-    """Return a group with one run per seed: the finished runs.
-
-    If none is finished, it has the run that got furthest.
-    """
+    """Return a group with one finished run per seed; if none is finished, with the run that got furthest."""
     best: dict[object, Run] = {}
     for run in sorted(runs, key=lambda run: (not run.tested, not run.finished, -len(run.tested))):
         best.setdefault(run.seed, run)
@@ -273,13 +288,14 @@ def _fair(name: str, differs: Mapping[str, str], runs: list[Run]) -> Group:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean and its standard error; the error is None for a single value."""
+    """A mean and its standard error over seeds; the error is None for a single value."""
 
     mean: float
     stderr: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
+        """Return the mean of at least one value and its standard error: s / √n."""
         error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         return cls(fmean(values), error)
 
@@ -289,9 +305,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class ToTarget:
-    """The cost of reaching an accuracy: means over the runs that reached it."""
+    """The cost of reaching an accuracy: means over the runs that reached it; None if none did."""
 
     reached: int
+    """The number of runs that reached it."""
     rounds: float | None
     bytes: float | None
     seconds: float | None
@@ -320,13 +337,16 @@ class Summary:
 
 
 def accuracy_of(kinds: Iterable[str]) -> str:
-    """Return the name of an accuracy that is measured on these kinds of images."""
+    """Return the name of an accuracy for a title; ``kinds`` are the images that it is measured on.
+
+    It is "test accuracy" or "validation accuracy", or just "accuracy" if there are both kinds.
+    """
     known = set(kinds)
     return f"{known.pop()} accuracy" if len(known) == 1 else "accuracy"
 
 
 def summarise(group: Group, target: float | None = None) -> Summary:
-    """Return the means of a group; with ``target``, also the cost of reaching that accuracy."""
+    """Return the means of a group; with ``target``, an accuracy in percent, also the cost of reaching it."""
     return Summary(
         label=group.label,
         method=group.method,
@@ -407,7 +427,11 @@ class Difference:
 
 
 def differences(groups: Sequence[Group]) -> list[Difference]:
-    """Return the difference of every two finished groups that share a seed and are judged on the same images."""
+    """Return the difference of every two finished groups that share a seed and are judged on the same images.
+
+    Runs are paired by their seed, which also decides who holds what, so the interval is that of a paired t-test. Test
+    accuracies are taken if all runs have them, else those that rounds were judged by.
+    """
     pairs = []
     for first, second in combinations(groups, 2):
         if _images(first) != _images(second) or not (first.finished and second.finished):
@@ -445,7 +469,11 @@ def _by_seed(group: Group, on_test: bool) -> dict[object, float]:
 
 
 def quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t: from the table, or by its expansion around the normal one."""
+    """Return the 97.5 % quantile of Student's t for 1 or more degrees of freedom.
+
+    It is exact to four digits up to nine degrees, and beyond them an expansion around the normal quantile, whose error
+    is below 0.003.
+    """
     if freedom <= len(QUANTILES):
         return QUANTILES[freedom - 1]
     z = NormalDist().inv_cdf(0.975)

@@ -1,4 +1,9 @@
-"""Load the images that a configuration names, and divide them among the server and the clients."""
+"""Load the images that a configuration names, and divide them among the server and the clients.
+
+A `Dataset` holds all images; a `Partition` holds indices into its training images: those that the server has with
+labels, those of each client without, and those that rounds are judged on. Real devices bring their own images, so a
+server's partition has no clients.
+"""
 
 import logging
 from pathlib import Path
@@ -18,7 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset, Partition]:
-    """Return the images that a configuration names, and their partition: the one ``passed``, if any."""
+    """Return the images that a configuration names, and their partition: the one ``passed``, if any.
+
+    With ``data.unlabeled`` the clients hold images of a second place; these follow the server's in the result. May
+    download a known data set. Raises `ConfigError` for images that cannot be divided as configured.
+    """
     data = load_images(config.data.name, config)
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
@@ -47,7 +56,8 @@ def check_simulated(config: Config) -> None:
 def as_passed(config: Config, data: Dataset | None, partition: Partition | None) -> Config:
     """Return ``config`` with the name of the images and the number of labelled ones that a program passes.
 
-    A path of images of that name stays.
+    So a run's config.toml says what was used, not what was configured. A path of images of that name stays, and a
+    passed partition is recorded as ``data.partition.kind = "own"``.
     """
     if partition is not None:
         own = config.data.partition.model_copy(update={"kind": "own"})
@@ -72,7 +82,11 @@ def check_clients(config: Config, partition: Partition) -> None:
 
 
 def check_partition(partition: Partition, data: Dataset) -> None:
-    """Refuse images that are not there or have two places, and labels that are unknown or all the same."""
+    """Raise ValueError for a partition that does not fit the images.
+
+    Each image may have one place: labelled, for validation, or of one client. Labelled images need known labels of at
+    least two classes; a class without one is a warning.
+    """
     for indices in (partition.labeled, partition.validation, *partition.clients):
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
             raise ValueError(
@@ -105,7 +119,10 @@ def check_partition(partition: Partition, data: Dataset) -> None:
 
 
 def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
-    """Load images by name or path, at the configured size, or at the size of ``like``."""
+    """Load images by name or path, at the configured size, or at the size of ``like``.
+
+    Images ``like`` others have their classes too and need no test images. What was left out or resized is logged.
+    """
     data = sources.load(name, size=config.data.size, like=like, tested=like is None)
     for note in data.notes:
         log.warning("%s", note)
@@ -113,7 +130,7 @@ def load_images(name: str, config: Config, like: Dataset | None = None) -> Datas
 
 
 def check_classes(data: Dataset) -> None:
-    """Refuse images without any class: their folder has another layout than `serve` and `run` need."""
+    """Raise `ConfigError` for images without any class: their folder has another layout than training needs."""
     if not data.classes:
         raise ConfigError(
             f"{data.name} holds no labelled images; a folder needs train/<class>/* and test/<class>/*, "
@@ -122,7 +139,12 @@ def check_classes(data: Dataset) -> None:
 
 
 def divide(config: Config, data: Dataset) -> Partition:
-    """Divide the images: some for validation, labelled ones for the server, the others for the clients."""
+    """Divide the images: some for validation, labelled ones for the server, the others for the clients.
+
+    The division follows from the configuration and its seed. Validation images are set aside first, the same ones
+    however many labels or clients there are, so that runs that differ in those are judged alike. Of devices the server
+    knows nothing: all its labelled images are its own. Raises `ConfigError` for images that cannot be divided so.
+    """
     check_classes(data)
     validation = partitions.NONE
     if config.data.validation is not None:

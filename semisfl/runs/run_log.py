@@ -65,7 +65,10 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def collected() -> Iterator[_RunLog]:
-    """Collect what is logged in this thread, until a run that starts inside the block takes it."""
+    """Collect what is logged in this thread, until a run that starts inside the block takes it.
+
+    Inside another such block it gives the log of that. Lines of level INFO and above are logged from then on.
+    """
     thread = threading.get_ident()
     if thread in _logs:
         yield _logs[thread]
@@ -83,7 +86,7 @@ def collected() -> Iterator[_RunLog]:
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Write what was collected to a file, and what is logged inside the block."""
+    """Write what was collected to the file ``path``, and what is logged inside the block, after what is there."""
     with collected() as log:
         before, log.file = log.file, _LogFile(path)
         if before is None:  # else a callback of one run trains another

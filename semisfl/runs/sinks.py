@@ -33,7 +33,10 @@ class RunInfo:
 
 
 class Sink(Protocol):
-    """Started before the first round, called with the metrics of each recorded round, and always closed."""
+    """What gets the metrics of a run, such as a tracker, an exporter or a progress line.
+
+    It is started before the first round, called with the metrics of each recorded round, and always closed.
+    """
 
     def start(self, run: RunInfo) -> None: ...
 

@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class PreparedRun:
-    """A run whose data, model and clients are ready."""
+    """A run whose data, model and clients are ready, as `begin` and `go_on` give it to a ``with`` block.
+
+    A server's fleet already listens. The block may look at ``experiment`` and ``directory`` before it calls `go`.
+    """
 
     def __init__(self, experiment: Experiment, first: int = 0) -> None:
         """``first`` is the index of the first round to run."""
@@ -51,7 +54,10 @@ class PreparedRun:
         self._named = [Guarded(sink(name)) for name in experiment.config.sinks]
 
     def go(self, sinks: Sequence[Sink] = (), callbacks: Sequence[Callback] = ()) -> Result:
-        """Run the remaining rounds. The sinks that the configuration names get the metrics too."""
+        """Run the remaining rounds and return the result.
+
+        The sinks that the configuration names get the metrics too. May be called once.
+        """
         self.started = True
         result = run_rounds(
             self.experiment,
@@ -82,7 +88,10 @@ def begin(
     network: NetworkOptions | None = None,
     **arguments: Any,
 ) -> Iterator[PreparedRun]:
-    """Prepare a new run; with ``out``, create its directory there. The arguments are those of `train`."""
+    """Prepare a new run; with ``out``, create its directory there. The arguments are those of `train`.
+
+    If the block ends before the first round, the directory is removed again. Raises `Taken` if ``out`` holds a run.
+    """
     place = Path(out) if out is not None else None
     if place is not None:
         RunDirectory.check_free(place)
