@@ -126,7 +126,7 @@ class Augmentation:
 # --- apply the draws ------------------------------------------------------------------------------
 
 
-def _reflected(shift: np.ndarray, side: int, device: torch.device) -> Tensor:
+def _reflect(shift: np.ndarray, side: int, device: torch.device) -> Tensor:
     """Return, for each image, the source of every row (or column) of a crop moved by `shift`."""
     place = (torch.arange(side, device=device) + to_device(shift, device)[:, None]).abs_()
     return torch.minimum(place, 2 * (side - 1) - place)
@@ -142,8 +142,8 @@ def weak(images: Tensor, draws: WeakDraws) -> Tensor:
     n, channels, height, width = images.shape
     # Whole rows are moved, columns by an index that all rows share: no index as large as the batch.
     planes = torch.arange(0, n * channels * height, height, device=device).view(n, channels, 1)
-    rows = planes + _reflected(draws.shift_y, height, device)[:, None]
-    columns = _reflected(draws.shift_x, width, device)
+    rows = planes + _reflect(draws.shift_y, height, device)[:, None]
+    columns = _reflect(draws.shift_x, width, device)
     columns = torch.where(to_device(draws.flip, device)[:, None], width - 1 - columns, columns)
     moved = images.reshape(-1, width).index_select(0, rows.flatten())
     index = columns[:, None].expand(n, channels * height, width)
@@ -159,16 +159,16 @@ def strong(images: Tensor, draws: StrongDraws) -> Tensor:
         # Sort by operation, images without one last: each operation then works on one slice.
         chosen = np.where(draws.applied[:, slot], draws.operation[:, slot], len(OPERATIONS))
         order = np.argsort(chosen, kind="stable")
-        out, draws, place = _reordered(out, order), draws[order], place[order]
+        out, draws, place = _reorder(out, order), draws[order], place[order]
         ends = np.cumsum(np.bincount(chosen, minlength=len(OPERATIONS)))
         for code, operation in enumerate(OPERATIONS.values()):
             start, end = ends[code - 1] if code else 0, ends[code]
             if start < end and operation is not identity:
                 out[start:end] = operation(out[start:end], draws.level[start:end, slot])
-    return _reordered(_cut_out(out, draws.box), np.argsort(place))
+    return _reorder(_cut_out(out, draws.box), np.argsort(place))
 
 
-def _reordered(images: Tensor, order: np.ndarray) -> Tensor:
+def _reorder(images: Tensor, order: np.ndarray) -> Tensor:
     return images.flatten(1).index_select(0, to_device(order, images.device)).view_as(images)
 
 

@@ -37,7 +37,7 @@ def array_fields(
         pixels = torch.cat([pixels, more])
         numbers = torch.cat([numbers, torch.full((len(more),), -1, device="cpu")])
     if names is None:
-        names = _numbered(torch.cat([numbers, tested]).numpy())
+        names = _number_names(torch.cat([numbers, tested]).numpy())
     return {
         "classes": names,
         "images": pixels,
@@ -86,7 +86,7 @@ def _numbers(
     return torch.tensor(places, dtype=torch.int64, device="cpu"), known
 
 
-def _numbered(labels: np.ndarray) -> tuple[str, ...]:
+def _number_names(labels: np.ndarray) -> tuple[str, ...]:
     """Return the numbers 0, 1, ... as names of the classes; raise ValueError if one has no image."""
     classes = range(int(labels.max(initial=-1)) + 1)
     if missing := sorted(set(classes) - set(labels.tolist())):
@@ -125,7 +125,7 @@ def torch_listing(train: Any, test: Any, unlabeled: Any, classes: Sequence[str] 
         open=opened,
         labels=labels,
         trains=len(items) - len(test),
-        classes=class_names(names) if names is not None else _numbered(labels),
+        classes=class_names(names) if names is not None else _number_names(labels),
     )
 
 

@@ -53,7 +53,7 @@ def source(files: Sequence[Path]) -> Source:
 
     Raises ValueError for a file that cannot be read. No file may hold Python objects: to load them runs code.
     """
-    with _opened(files[0]) as arrays:
+    with _open(files[0]) as arrays:
         encoded = "bytes" in arrays.files
     return Source(
         name=group(files[0])[0],
@@ -63,7 +63,7 @@ def source(files: Sequence[Path]) -> Source:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[np.lib.npyio.NpzFile]:
+def _open(file: Path) -> Iterator[np.lib.npyio.NpzFile]:
     """Open a file of arrays; raise ValueError for one that is damaged, holds objects or lacks an array."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
@@ -74,7 +74,7 @@ def _opened(file: Path) -> Iterator[np.lib.npyio.NpzFile]:
 
 def _shard(file: Path) -> dict[str, np.ndarray]:
     """Return one file's arrays: every image has a label, a split and its bytes."""
-    with _opened(file) as arrays:
+    with _open(file) as arrays:
         payload = ("bytes", "offsets") if "bytes" in arrays.files else ("x",)
         shard = {name: arrays[name] for name in (*payload, "labels", "split", "classes")}
         count = len(shard["labels"])

@@ -141,7 +141,7 @@ def split(
     labels[validation] = SET_ASIDE
     places = np.arange(len(labels))
     mine = labels if served is None else np.where(places < served, labels, -1)
-    by_class = _stratified(mine, labeled, classes, seed, len(validation))
+    by_class = _stratify(mine, labeled, classes, seed, len(validation))
     rests = [rest for _, rest in by_class]
     if served is not None:
         rests = _by_class(np.where(places < served, -1, labels), classes, seed)
@@ -187,7 +187,7 @@ def split_by_folder(
     labels = dataset.labels.numpy().copy()
     held = tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in dataset.clients.values())
     labels[np.concatenate([*held, validation])] = UNKNOWN
-    served = _stratified(labels, labeled, len(dataset.classes), seed, len(validation))
+    served = _stratify(labels, labeled, len(dataset.classes), seed, len(validation))
     mine = [part for part, _ in served]
     names = tuple(dataset.clients)
     return Partition(np.sort(np.concatenate([NONE, *mine])), held, validation, names)
@@ -223,7 +223,7 @@ def _shares(kind: str, alpha: float | None, clients: int, classes: int, seed: in
     return np.where(total > 0, wanted / np.where(total > 0, total, 1), 1 / clients)
 
 
-def _stratified(
+def _stratify(
     labels: np.ndarray, labeled: int, classes: int, seed: int, aside: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return, per class and in seeded order, the server's indices and the others.

@@ -43,7 +43,7 @@ def load(
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel; use 1 or more")
     if entry := lookup.data(name):
-        return _checked(_named(entry, size, like, cache), tested)
+        return _check(_load_named(entry, size, like, cache), tested)
     path = Path(os.path.expanduser(os.path.expandvars(name)))
     source = (places.source_at(path) or _in_environment(name)) if name.strip() else None
     if source is None:
@@ -52,21 +52,23 @@ def load(
             f"data {name!r} is neither a known set ({', '.join(catalog.DATA)}) nor a path to images, also not in "
             f"the folder SEMISFL_DATA, which is {searched}"
         )
-    return _checked(_dataset(source, None, size, like, cache), tested)
+    return _check(_load(source, None, size, like, cache), tested)
 
 
 load_data = load
 """The package's public name: its `load` opens a trained model."""
 
 
-def _named(entry: NamedData, size: int | None, like: Dataset | None, cache: Path | None) -> Dataset:
+def _load_named(
+    entry: NamedData, size: int | None, like: Dataset | None, cache: Path | None
+) -> Dataset:
     if entry.file is not None:
         package, _, file = entry.file.partition(":")
         source = npz.source([Path(str(resources.files(package) / file))])
     else:
         source = _in_environment(entry.name, entry.subset) or hub.download(entry)
         source = replace(source, name=entry.name)
-    return _dataset(source, entry, size, like, cache)
+    return _load(source, entry, size, like, cache)
 
 
 def _in_environment(name: str, subset: str | None = None) -> Source | None:
@@ -83,13 +85,17 @@ def _in_environment(name: str, subset: str | None = None) -> Source | None:
     return inside
 
 
-def _dataset(
+def _load(
     source: Source,
     entry: NamedData | None,
     size: int | None,
     like: Dataset | None,
     cache: Path | None,
 ) -> Dataset:
+    """Return the images of a source, normalised as ``like`` or the catalog's ``entry`` says.
+
+    ``size`` is the side in pixels; None: the entry's, else the most common one. With ``like``, its size.
+    """
     normalised_as = like or entry
     side = size or (entry.size if entry else None)
     sides = like.shape[1:] if like else (side, side) if side else None
@@ -99,8 +105,11 @@ def _dataset(
     return Dataset.from_decoded(source.name, decoded, normalised_as)
 
 
-def _checked(dataset: Dataset, tested: bool) -> Dataset:
-    """Check that accuracy can be measured, on classes that can be learned."""
+def _check(dataset: Dataset, tested: bool) -> Dataset:
+    """Return a data set on which accuracy can be measured and whose classes can be learned; else raise ValueError.
+
+    Sets that are not ``tested`` need neither.
+    """
     if not tested:
         return dataset
     known = set(dataset.labels.tolist()) - {-1}

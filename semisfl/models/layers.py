@@ -58,7 +58,10 @@ def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 class Layers(nn.Sequential):
-    """A Sequential that fuses convolution, BatchNorm, ReLU, max-pooling and linear layers."""
+    """A Sequential that fuses convolution, BatchNorm, ReLU, max-pooling and linear layers where they follow one another.
+
+    It has the names, weights and results of a plain ``nn.Sequential``.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         for part in parts_of(self):

@@ -107,8 +107,8 @@ def split(
     _refuse_shared(bottom, rest)
     cut_shape = outputs[at - 1] if outputs else feature_shape(bottom, shape)
     if len(cut_shape) > 1:
-        bottom = _stack([*layers[:at], (_unused("cut", layers), nn.Flatten())])
-        top = _stack([(_unused("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
+        bottom = _stack([*layers[:at], (_free_name("cut", layers), nn.Flatten())])
+        top = _stack([(_free_name("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
     else:
         top = _stack(layers[at:])
     size = prod(cut_shape)
@@ -132,7 +132,7 @@ def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
             )
 
 
-def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
+def _free_name(name: str, layers: list[tuple[str, nn.Module]]) -> str:
     """Return ``name``, or a similar name that no layer has."""
     while any(name == taken for taken, _ in layers):
         name += "_"

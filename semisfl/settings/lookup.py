@@ -31,7 +31,7 @@ CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 def check_name(name: str, table: Mapping[str, Any], setting: str) -> str:
     """Return ``name`` if ``table`` has it or another package may have it; nothing is imported.
 
-    ``setting`` is the key that has this value. Raises `ConfigError` with the known names.
+    ``setting`` is the key that has this value, for the error. Raises `ConfigError` with the known names.
     """
     if name in table or CODE.fullmatch(name):
         return name

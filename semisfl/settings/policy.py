@@ -21,7 +21,7 @@ DIGEST = r"^sha256:[0-9a-f]{64}$"
 Digest = Annotated[str, Field(pattern=DIGEST)]
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """Return a single digest as a list."""
     return [value] if isinstance(value, str) else value
 
@@ -112,7 +112,7 @@ AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 class DevicePolicy(Policy):
     """Hold what the owner of a device asks. Its own lines are not a server's to say."""
 
-    model: Annotated[tuple[Digest, ...], BeforeValidator(_listed)] = Field(
+    model: Annotated[tuple[Digest, ...], BeforeValidator(_as_list)] = Field(
         (), description="digests of the terms that the device accepts"
     )
     full_models: bool | None = Field(
@@ -245,7 +245,9 @@ def upload_bits(policy: Policy, weights: int) -> float:
 
 
 def round_bits(policy: Policy, uses: int, features: int, weights: int) -> float:
-    """Return the most bits about one image in a split round: ``uses`` rows of the student, as many of the teacher, and the
-    whole upload, which a server can make depend on that image alone.
+    """Return the most bits about one image in a split round.
+
+    They are those of ``uses`` rows of the student, as many of the teacher, each of ``features`` numbers, and of the
+    whole upload of ``weights`` numbers, which a server can make depend on that image alone.
     """
     return 2 * uses * feature_bits(policy, features) + upload_bits(policy, weights)

@@ -187,7 +187,7 @@ def one_line(
     parts = []
     items = error.errors()
     for item in items[:MOST_MISTAKES]:
-        own = _dotted(item["loc"])
+        own = _key_of(item["loc"])
         key, value = (prefix + own).replace(".[", "[").rstrip("."), f"{item['input']!r:.80}"
         if item["type"] == "extra_forbidden":
             parts.append(f"unknown key {key!r}; {meant_key(own, keys, prefix) or otherwise}")
@@ -214,7 +214,7 @@ def one_line(
     return "; ".join(dict.fromkeys(parts))
 
 
-def _dotted(location: Sequence[int | str]) -> str:
+def _key_of(location: Sequence[int | str]) -> str:
     """Return a place as ``model.layers[0].conv.channels``: pydantic has a layer's kind behind its index."""
     pieces = (f"[{piece}]" if isinstance(piece, int) else f".{piece}" for piece in location)
     return "".join(pieces).removeprefix(".")
