@@ -87,7 +87,10 @@ def optimise_images(
 
 
 def optimise_pixels(distance: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
-    """Return images with a small ``distance`` and little total variation, found from ``start``."""
+    """Return images with a small ``distance`` and little total variation, found from ``start`` by Adam.
+
+    Pixels are the sigmoid of what is optimised, so they stay in 0..1.
+    """
     pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
     optimizer = torch.optim.Adam([pixels], 0.1)
     for _ in range(steps):

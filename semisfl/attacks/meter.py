@@ -62,7 +62,10 @@ def guard_of(
 
 
 def mean_of_uses(transmit: inversion.Transmission, uses: int) -> inversion.Transmission:
-    """Return the mean of ``uses`` transmissions of the same features, each with new noise."""
+    """Return the mean of ``uses`` transmissions of the same features, each with new noise.
+
+    A server that receives an image often can take this mean, which has less noise.
+    """
     if uses == 1:
         return transmit
     return lambda rows: torch.stack([transmit(rows) for _ in range(uses)]).mean(0)
@@ -130,7 +133,7 @@ def measure(
 
 
 def _bits(defence: Policy | str, features: int, uses: int) -> float | None:
-    """Return the most bits that so many uses of an image's features carry; None: no bound."""
+    """Return the most bits that so many uses of an image's features carry; None without a bound."""
     bits = uses * feature_bits(defence, features) if isinstance(defence, Policy) else 0.0
     return round(bits, 1) if bits < float("inf") else None
 

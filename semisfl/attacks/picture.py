@@ -15,7 +15,10 @@ WIDTH = 28
 
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
-    """Write two lines of images per measurement, with cut, defence and SSIM beside them."""
+    """Write a picture to ``path``: two lines of images per measurement, the originals above the rebuilt ones.
+
+    Cut, defence, SSIM and the share of identified images stand beside them.
+    """
     each = 2 * ZOOM + GAP
     sheet = Image.new("RGB", (LABEL + ACROSS * (ZOOM + 2), each * len(measured)), "white")
     pen = ImageDraw.Draw(sheet)

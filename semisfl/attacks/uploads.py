@@ -67,7 +67,10 @@ def solve_inputs(change: Tensor, gradients: Tensor, noise: float, prior: Tensor)
 
 
 def count_rebuilt(estimate: Tensor, truth: Tensor) -> tuple[int, float]:
-    """Return how many rows of ``truth`` the estimate shows, and the mean correlation."""
+    """Return how many rows of ``truth`` the estimate shows, and the mean correlation.
+
+    Both are [rows, in]. A row is shown if its correlation with the estimate is above `REBUILT`.
+    """
     one, other = (rows - rows.mean(1, keepdim=True) for rows in (estimate, truth))
     likeness = F.cosine_similarity(one, other, dim=1)
     varied = other.norm(dim=1) > 1e-6  # a constant input, such as black pixels, shows nothing
@@ -148,7 +151,7 @@ def _numbers(server: str, layer: str, estimate: Tensor, inputs: Tensor) -> dict[
 
 
 def bits_of(policy: Policy, bottom: nn.Module) -> float | None:
-    """Return the most bits of one upload; None: no bound."""
+    """Return the most bits that one upload of ``bottom`` carries under ``policy``; None without a bound."""
     floating = [one for one in bottom.state_dict().values() if one.is_floating_point()]
     bits = upload_bits(policy, sum(one.numel() for one in floating))
     return round(bits, 1) if bits < float("inf") else None
