@@ -41,7 +41,10 @@ class Controller:
         cross_entity_steps: int,
         labeled_share: Callable[[], float],
     ) -> None:
-        """Take ``labeled_share``: |D_l| / |D| as known by now; clients may still join."""
+        """Begin with ``supervised_steps`` K_s and ``cross_entity_steps`` K_u.
+
+        ``labeled_share`` returns |D_l| / |D| as known by now: clients may still join.
+        """
         self.config = config
         self.supervised_steps = supervised_steps
         self.cross_entity_steps = cross_entity_steps
@@ -58,7 +61,10 @@ class Controller:
         return factor * self.cross_entity_steps * self._labeled_share()
 
     def observe(self, supervised: float, semi: float, lr: float) -> None:
-        """Take in a round's mean losses f_s and f_u and set the next round's steps."""
+        """Take in a round's mean losses f_s and f_u and its learning rate, and set the next round's steps.
+
+        ``supervised`` is f_s, ``semi`` is f_u. The result is in ``supervised_steps``; it never rises.
+        """
         if self.config.kind == "fixed":
             return
         self._rounds.append(
@@ -99,6 +105,7 @@ class Controller:
         self.supervised_steps = max(1, min(self.supervised_steps, steps))
 
     def _means(self, name: str) -> np.ndarray:
+        """Return the mean of a `_Round` field per whole window, the last period's and the one before."""
         window = self._window
         complete = self._rounds[: len(self._rounds) - self._seen % window]
         values = np.array([getattr(item, name) for item in complete])

@@ -35,6 +35,12 @@ SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Labelling:
+    """Give pseudo-labels, corrected for class mixes if ``align`` asks for it.
+
+    Its state: the moving mean of all predictions, and per client an estimated class mix with the number
+    of steps behind it. With ``align = none`` there is no state, and the labels are the plain ones.
+    """
+
     def __init__(
         self,
         align: str,
@@ -44,7 +50,13 @@ class Labelling:
         clients: int,
         active: int,
     ) -> None:
-        """Take ``align``: ``none``, ``global`` or ``client``; ``prior``: pi_s; ``clients``: N; ``active``: the largest number of clients in a round."""
+        """Take everything that stays the same over a run.
+
+        ``align``: ``none``, ``global`` or ``client``. ``threshold``: the confidence tau, a number or
+        ``by_classes``. ``rule``: ``>=`` or ``>``. ``prior`` [classes]: pi_s, the class mix of the labelled
+        images. ``clients``: N, the number of clients of the run. ``active``: the largest number of clients
+        in a round.
+        """
         self.align, self.rule = align, rule
         self.threshold = needed_confidence(threshold, len(prior))
         self.prior = prior / prior.sum()
@@ -73,7 +85,11 @@ class Labelling:
     def label(
         self, logits: Tensor, clients: Sequence[int], active: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Return labels and whether each is confident. Rows belong to ``clients`` in equal shares."""
+        """Return the labels [rows] and whether each is confident, as bool [rows].
+
+        ``logits`` [rows, classes] are those of whoever labels. The rows belong to ``clients`` in equal
+        shares and in this order; ``active`` are all clients of the round.
+        """
         probabilities = logits.float().softmax(1)
         if self.align != "none":
             probabilities = self._correct(probabilities, self._places(clients, active))
@@ -111,7 +127,7 @@ class Labelling:
         return mean.clamp(min=SMALLEST)
 
     def _reweight(self, probabilities: Tensor, ratio: Tensor) -> Tensor:
-        """Return predictions times ``ratio``, normalised; unchanged before the warm-up is over."""
+        """Return predictions times ``ratio``, normalised to sum 1; unchanged before the warm-up is over."""
         weighted = probabilities * ratio.pow(self._warm)
         return weighted / weighted.sum(1, keepdim=True)
 

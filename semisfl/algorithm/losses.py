@@ -21,7 +21,10 @@ class References(NamedTuple):
 def cross_entropy(
     logits: Tensor, labels: Tensor, others: Tensor | None = None, share: Tensor | None = None
 ) -> Tensor:
-    """Return the mean over rows of CE(labels), or of share CE(labels) + (1 - share) CE(others)."""
+    """Return the mean over rows of CE(labels), or of share CE(labels) + (1 - share) CE(others).
+
+    ``logits`` [n, classes], ``labels`` and ``others`` [n], ``share`` [n] in 0..1 (mixup). A scalar tensor.
+    """
     if others is None or share is None:
         return kernels.cross_entropy(logits, labels)
     own = kernels.cross_entropy(logits, labels, share)
@@ -29,7 +32,10 @@ def cross_entropy(
 
 
 def consistency(logits: Tensor, labels: Tensor, confident: Tensor) -> Tensor:
-    """Return H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch; -1: none."""
+    """Return H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch.
+
+    ``labels`` [n]: -1 stands for no label and counts 0. ``confident`` bool [n]: which labels count.
+    """
     return kernels.cross_entropy(logits, labels, confident)
 
 
@@ -52,11 +58,14 @@ def contrastive(
 
 
 def pseudo_label(logits: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return labels q-hat and whether their confidence reaches tau."""
+    """Return labels q-hat [n] and whether their confidence reaches tau, bool [n], from ``logits`` [n, classes]."""
     return most_likely(logits.float().softmax(1), threshold, ">=")
 
 
 def most_likely(probabilities: Tensor, threshold: float, rule: str) -> tuple[Tensor, Tensor]:
-    """Return the most likely classes and whether their probability reaches ``threshold``."""
+    """Return the most likely classes [n] and whether their probability reaches ``threshold``, bool [n].
+
+    ``rule``: ``>=`` also takes a probability of exactly the threshold, ``>`` does not.
+    """
     confidence, labels = probabilities.max(1)
     return labels, confidence >= threshold if rule == ">=" else confidence > threshold

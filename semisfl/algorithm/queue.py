@@ -17,7 +17,11 @@ from semisfl.algorithm.losses import References
 
 
 class Ring:
-    """The latest ``capacity`` rows pushed."""
+    """The latest ``capacity`` rows pushed, in tensors of fixed shape and address.
+
+    A row has a key [width], a label (-1: empty slot), a flag (it may be a positive) and whether the slot
+    is filled. ``next`` is the slot that the next row takes.
+    """
 
     def __init__(self, capacity: int, width: int, device: torch.device) -> None:
         self.keys = torch.zeros(capacity, width, device=device)
@@ -27,6 +31,7 @@ class Ring:
         self.next = torch.zeros(1, dtype=torch.long, device=device)
 
     def push(self, keys: Tensor, labels: Tensor, flags: Tensor) -> None:
+        """Store keys [n, width] with labels and flags [n] in place of the oldest; of more than ``capacity`` rows the last."""
         capacity = self.keys.shape[0]
         count = min(keys.shape[0], capacity)
         if count == 0:
@@ -44,6 +49,7 @@ class Ring:
         return (slots - self.next) % max(1, len(self.keys)) - len(self.keys)
 
     def clear(self) -> None:
+        """Make every slot empty: zero keys and labels of -1."""
         self.keys.zero_()
         self.labels.fill_(-1)
         self.flags.zero_()
@@ -85,6 +91,11 @@ def _in_turn_mask(ring: Ring, owner: Tensor, batch: int, kept: int = 0) -> Tenso
 
 
 class TwoLevelQueue:
+    """The paper's queue: a ring of labelled keys and a ring of pseudo-labelled ones, both kept over rounds.
+
+    Its two `push_*` methods return what a batch is compared with, and only then store the batch.
+    """
+
     def __init__(self, capacity: int, width: int, device: torch.device, seed: int = 0) -> None:
         self.labeled = Ring(capacity, width, device)
         self.pseudo = Ring(capacity, width, device)
@@ -110,7 +121,10 @@ class TwoLevelQueue:
         return references
 
     def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
-        """Return a mask for the references of the next `push_pseudo`; ``owner``: the client of each row."""
+        """Return the mask [rows, references] for the next `push_pseudo`; True: not a reference of this row.
+
+        ``owner`` [rows]: the position of each row's client in the step. ``batch``: rows per client.
+        """
         return _in_turn_mask(self.pseudo, owner, batch, kept=len(self.labeled.keys))
 
     def end_round(self) -> None:
@@ -129,6 +143,11 @@ class TwoLevelQueue:
 
 
 class SingleQueue:
+    """The published code's queue: one ring for labelled and pseudo-labelled keys, emptied after every round.
+
+    It begins with random unit vectors drawn from ``seed``. Empty slots count in every denominator.
+    """
+
     def __init__(self, capacity: int, width: int, device: torch.device, seed: int = 0) -> None:
         self.ring = Ring(capacity, width, device)
         random = torch.randn(capacity, width, generator=torch.Generator().manual_seed(seed))
@@ -151,9 +170,11 @@ class SingleQueue:
         return references
 
     def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
+        """Return the mask as `TwoLevelQueue.mask_in_turn` does."""
         return _in_turn_mask(self.ring, owner, batch)
 
     def end_round(self) -> None:
+        """Empty the ring."""
         self.ring.clear()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ class Teacher(Generic[Module]):
     """
 
     def __init__(self, student: Module, decay: float, warmup: bool = True) -> None:
+        """Copy ``student`` as the teacher's first weights; ``decay`` is gamma, the EMA decay in 0..1."""
         self.decay, self.warmup = decay, warmup
         self._average = MovingAverage(student, self._next_decay)
         self.model: Module = self._average.model

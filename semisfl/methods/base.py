@@ -19,7 +19,11 @@ from semisfl.stopping import StopFlag
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a run gives to its method."""
+    """Everything that a run gives to its method.
+
+    ``labeled`` shows the server's images, ``fleet`` gives access to the clients, ``hardware`` makes
+    optimisers and fast steps, and ``stop`` says when the run is to end.
+    """
 
     config: Config
     model: SplitModel
@@ -30,7 +34,7 @@ class Setup:
     stop: StopFlag
 
     def active(self, round_index: int) -> tuple[int, ...]:
-        """Return V_h, the clients of a round, drawn from those who are present."""
+        """Return V_h: the active clients of a round, drawn from those present, sorted. It may be fewer than wanted."""
         clients = self.config.clients
         return draw_active(
             self.config.seed, round_index, clients.total, self.fleet.present(), clients.active
@@ -54,19 +58,28 @@ class Setup:
 class Method(Protocol):
     """One way to train. ``tested`` names the models that a run evaluates; the first is its result."""
 
-    def __init__(self, setup: Setup) -> None: ...
-
-    def round(self, round_index: int) -> MethodMetrics:
-        """Train one round and return its metrics."""
+    def __init__(self, setup: Setup) -> None:
+        """Build models and optimisers. Nothing is sent or trained yet."""
         ...
 
-    def tested(self) -> Mapping[str, nn.Module]: ...
+    def round(self, round_index: int) -> MethodMetrics:
+        """Train round ``round_index`` (from 0) and return its metrics.
+
+        Raises `RoundAborted` if too few clients are left; the run then restores the state and repeats the round.
+        """
+        ...
+
+    def tested(self) -> Mapping[str, nn.Module]:
+        """Return the models that are evaluated, by name; the first one is the run's result."""
+        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next round depends on: tensors and plain values, in lists and in dictionaries by text."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. This also undoes an attempt of a round: nothing of it may be left."""
+        ...
 
 
 class ServerDropout:
@@ -78,4 +91,5 @@ class ServerDropout:
         use_generator(setup.model, self._generator)
 
     def start(self, round_index: int) -> None:
+        """Seed the masks of a round; call it before the round's first step."""
         self._generator.manual_seed(seeds.derive(self._seed, "dropout", round_index))

@@ -37,12 +37,15 @@ from semisfl.settings.sections import needed_confidence
 
 
 def divergence(mean: Tensor) -> Tensor:
-    """Return D = KL(mean prediction || uniform) = sum_c p_c log(M p_c): 0 looks IID, log M is one class."""
+    """Return D = KL(mean prediction || uniform) = sum_c p_c log(M p_c).
+
+    ``mean`` [..., M] holds mean predictions over M classes. 0 looks IID, log M is a single class.
+    """
     return torch.special.xlogy(mean, mean.shape[-1] * mean).sum(-1)
 
 
 class FedSwitch:
-    """The server's half."""
+    """The server's half: supervised steps with an EMA teacher, then the mean of the clients' students."""
 
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
@@ -58,6 +61,7 @@ class FedSwitch:
         self.work = FedSwitchWork()
 
     def round(self, round_index: int) -> MethodMetrics:
+        """Take the supervised steps and, after the first ``pretrain_rounds``, let the active clients train."""
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # 1. Supervised steps on the student; the teacher follows each. It changes nowhere else.
@@ -90,6 +94,7 @@ class FedSwitch:
         return replace(metrics, **report(results), labelled_by_teacher=by_teacher)
 
     def tested(self) -> Mapping[str, nn.Module]:
+        """Return teacher and student."""
         return {"teacher": self.ema.model, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,6 +117,7 @@ class FedSwitchWork:
     answers = Answers({"student": every_tensor}, {**COUNTED, "by_teacher": (0.0, 1.0)})
 
     def start(self, client: ClientRuntime) -> bool:
+        """Decide who labels, load the labeller and draw the round's views. Every client contributes."""
         sent = required_state(client, "student")
         student, labeller = client.model("student"), client.model("labeller")
         student.load_state_dict(sent)
@@ -130,11 +136,12 @@ class FedSwitchWork:
 
     @staticmethod
     def _teacher_labels(client: ClientRuntime, student: nn.Module) -> bool:
-        """Return whether the local data look IID to the student."""
+        """Return whether the teacher labels: the local images look IID to the student, one weak view each."""
         skew = divergence(client.predict(student, "weak").mean(0))
         return bool(skew <= client.settings["iid_threshold"])
 
     def step(self, client: ClientRuntime) -> None:
+        """Take one FixMatch step: weak views are labelled, strong views are trained on, the labeller follows."""
         student, labeller = client.model("student").train(), client.model("labeller").eval()
         with torch.no_grad():
             labels, confident = pseudo_label(
@@ -148,5 +155,6 @@ class FedSwitchWork:
         count_labels(client, labels, confident, client.buffer_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        """Return the trained student, and loss, coverage and who labelled as numbers."""
         numbers = {**read_counter(client), "by_teacher": float(client.buffer("by_teacher"))}
         return {"student": client.model("student").state_dict()}, numbers

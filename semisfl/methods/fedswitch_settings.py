@@ -10,6 +10,8 @@ from semisfl.settings.sections import Confidence, Section
 
 
 class FedSwitchSettings(Section):
+    """The section ``[fedswitch]``."""
+
     confidence_threshold: Confidence = Field(
         0.95,
         description="confidence that a pseudo-label needs, tau; by_classes: less with more of them",
@@ -26,12 +28,13 @@ class FedSwitchSettings(Section):
 
 
 def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
-    """Take ``teacher``: whether the client downloads it."""
+    """Return the cost of a round of FedSwitch for a client that downloads the ``teacher``, or not."""
     # Before its steps a client looks at all its images to see whether they look IID.
     down = (1 + teacher) * sizes.full
     return Cost(down, sizes.full, teacher=teacher * sizes.full, work=Work(look=1.0))
 
 
 def split_cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
+    """Return the cost of a round of FedSwitch-SL for a client that the ``teacher`` labels, or not."""
     # The top labels twice.
     return split_round(sizes, Work(server=5.0), teacher=teacher)

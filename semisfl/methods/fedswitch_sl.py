@@ -27,6 +27,11 @@ from semisfl.metrics import MethodMetrics
 
 
 class FedSwitchSL:
+    """FedSwitch for a split model: the server labels features, by its teacher or its student.
+
+    ``skew`` holds each client's divergence in its last participation, which decides who labels next time.
+    """
+
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
         self.settings = config.settings(FedSwitchSettings)
@@ -59,6 +64,11 @@ class FedSwitchSL:
         self.cross_entity_step = setup.make_step(self._cross_entity_step, with_clients=True)
 
     def round(self, round_index: int) -> MethodMetrics:
+        """Take the supervised steps, then split steps with all active clients.
+
+        Only clients that the teacher will label are sent the teacher's bottom; the others' weak features
+        come from their student bottom.
+        """
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         steps = config.server.steps
@@ -149,11 +159,13 @@ class FedSwitchSL:
         return sums
 
     def _remember(self, sums: list[list[float]]) -> None:
+        """Update ``skew`` from the round's summed predictions [clients, classes]; a row of zeros changes nothing."""
         for client, total in zip(self.active, torch.tensor(sums, dtype=torch.float64), strict=True):
             if total.sum() > 0:
                 self.skew[client] = float(divergence(total / total.sum()))
 
     def tested(self) -> Mapping[str, nn.Module]:
+        """Return teacher and student."""
         return {"teacher": self.ema.model, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,7 +28,11 @@ class SupervisedPhase:
         ema: Teacher[Any] | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        """Take ``view``: how labelled images are shown; None: as the configuration says."""
+        """Take the ``model`` to train, and an ``ema`` that follows each step.
+
+        ``view``: how labelled images are shown (None: as the configuration says). ``clip_norm``: the largest
+        norm of all gradients together.
+        """
         self.labeled, self.model, self.ema, self.clip_norm = setup.labeled, model, ema, clip_norm
         self.view = view or setup.config.labeled_view
         self.dropout = ServerDropout(setup)
@@ -39,7 +43,7 @@ class SupervisedPhase:
         self._next_step = setup.make_step(self._step)
 
     def run(self, round_index: int, steps: int, lr: float) -> float:
-        """Take so many steps and return their mean loss."""
+        """Take ``steps`` steps at learning rate ``lr`` and return their mean loss; momentum starts at zero."""
         self.dropout.start(round_index)
         self.labeled.start(round_index, steps, self.view, views=1)
         self.sgd.restart(lr)
@@ -73,6 +77,7 @@ COUNTED = {"loss": (-1e6, 1e6), "loss_consistency": (-1e6, 1e6), "coverage": (0.
 
 
 def start_counter(client: ClientRuntime) -> None:
+    """Set this client's sums of losses [3] and its table of label counts to zero."""
     client.set_buffer("loss_sums", torch.zeros(3))
     client.set_buffer("label_counts", torch.zeros(len(statistics.COUNTS), client.classes + 1))
 
@@ -89,6 +94,7 @@ def count_labels(client: ClientRuntime, labels: Tensor, kept: Tensor, truth: Ten
 
 
 def read_counter(client: ClientRuntime) -> dict[str, float]:
+    """Return the round's mean losses and label counts as the numbers that a client answers."""
     steps, loss, consistency = client.buffer("loss_sums").tolist()
     counted = statistics.as_numbers(client.buffer("label_counts").tolist())
     return {"loss": loss / steps, "loss_consistency": consistency / steps, **counted}
@@ -108,7 +114,10 @@ def combine_results(setup: Setup, results: Sequence[ClientResult], name: str, se
 
 
 def report(results: Sequence[ClientResult]) -> dict[str, Any]:
-    """Return the fields of a `MethodMetrics` from what the contributing clients counted."""
+    """Return the fields of a `MethodMetrics` from what the contributing clients counted.
+
+    A client without states took part and had nothing to contribute; it is left out of all means.
+    """
     there = [result for result in results if result.states]
     if not there:
         return {"contributing": 0}

@@ -35,7 +35,14 @@ NO_LABEL = -1
 
 
 class Influence:
+    """Limits on the features of one round, and the counts that its report is made of.
+
+    Without ``robust.features = limited``, and in steps of fewer than `FEWEST` clients, everything is
+    returned unchanged.
+    """
+
     def __init__(self, setup: Setup) -> None:
+        """Take the limits of ``config.robust`` and make the counts, one per active client."""
         config, device = setup.config, setup.hardware.device
         self.settings, self.classes = config.robust, setup.classes
         self.on = self.settings.features == "limited"
@@ -45,6 +52,7 @@ class Influence:
         self._steps = torch.zeros((), device=device)
 
     def start_round(self) -> None:
+        """Forget the counts of the round before."""
         for sums in (self._agreed, self._kept, self._long, self._unused, self._steps):
             sums.zero_()
 
@@ -53,7 +61,10 @@ class Influence:
         return self.on and len(features.clients) >= FEWEST
 
     def limit_features(self, features: Features, active: Sequence[int]) -> Features:
-        """Return the features; vectors that are too long are shortened."""
+        """Return the features with vectors longer than `LONGEST` medians shortened to that length.
+
+        The student's rows are a new leaf that requires a gradient. ``active``: all clients of the round.
+        """
         if not self._limits(features):
             return features
         student, too_long = self._shorten(features.student.detach(), features)
@@ -78,7 +89,11 @@ class Influence:
         labels: Tensor,
         confident: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return labels and which are used; ``logits`` are the student's, ``labels`` the teacher's."""
+        """Return the labels [rows] and which of them are used, bool [rows].
+
+        ``logits`` [rows, classes] are the student's; ``labels`` and ``confident`` [rows] are the teacher's.
+        All rows of a client that agrees too seldom so far get `NO_LABEL` and are unused.
+        """
         if not self._limits(features):
             return labels, confident
         places, clients = self._places(features, active), len(features.clients)
@@ -99,7 +114,7 @@ class Influence:
 
     @torch.no_grad()
     def as_positives(self, features: Features, labels: Tensor, confident: Tensor) -> Tensor:
-        """Return which keys may be positives: of each class at most a share of one client's keys."""
+        """Return which keys may be positives, bool [rows]: of each class at most a share of one client's keys."""
         share = self.settings.class_share
         if share == 1 or not self._limits(features):
             return confident

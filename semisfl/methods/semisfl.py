@@ -27,6 +27,12 @@ from semisfl.metrics import MethodMetrics
 
 
 class SemiSFL:
+    """The server of Algorithm 1: supervised steps on labels, then steps with all active clients.
+
+    `round` is the algorithm's loop over rounds; `_supervised_step` and `_cross_entity_step` are its two
+    inner loops. Comments name the lines and equations.
+    """
+
     def __init__(self, setup: Setup) -> None:
         config, hardware = setup.config, setup.hardware
         settings = self.settings = config.settings(SemiSFLSettings)
@@ -200,6 +206,7 @@ class SemiSFL:
         return contrastive(projections, labels, references, settings.temperature, mask)
 
     def tested(self) -> Mapping[str, nn.Module]:
+        """Return teacher and student; the paper reports the teacher's accuracy."""
         return {"teacher": self.teacher, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:

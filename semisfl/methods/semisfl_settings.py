@@ -9,6 +9,8 @@ from semisfl.settings.sections import Confidence, Section
 
 
 class SemiSFLSettings(Section):
+    """The section ``[semisfl]``. Where the paper and its published code differ, a setting chooses."""
+
     confidence_threshold: Confidence = Field(
         0.95,
         description="confidence that a pseudo-label needs, tau; by_classes: less with more of them",
@@ -42,5 +44,6 @@ class SemiSFLSettings(Section):
 
 
 def cost(sizes: Sizes, settings: SemiSFLSettings) -> Cost:
+    """Return the cost of a round for one active client, and what a checkpoint keeps of the queue."""
     # A labelled image passes through the teacher too, for its key; all keys through the head.
     return split_round(sizes, Work(supervised=4.0, head=True))

@@ -50,6 +50,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
+    """Bytes and computation of one client's usual round."""
+
     down: int
     up: int
     teacher: int = 0
@@ -61,6 +63,7 @@ class Cost:
 
     @property
     def total(self) -> int:
+        """Return the bytes in both directions."""
         return self.down + self.up
 
     def by_kind(self) -> dict[str, int]:

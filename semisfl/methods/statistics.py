@@ -20,7 +20,10 @@ Table = Sequence[Sequence[float]]
 
 
 def table(labels: Tensor, kept: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Return the counts of some images; ``truth`` is -1 where it is not known."""
+    """Return the counts [3, 1 + classes] of some images: all, kept and wrong, by true class.
+
+    ``labels`` and ``kept`` [n]: the pseudo-labels and which are confident. ``truth`` [n]: -1 where it is not known.
+    """
     kept = kept.float()
     counted = torch.stack([torch.ones_like(kept), kept, kept * (labels != truth)])
     # No matrix product: that would count in the models' precision.
@@ -29,7 +32,11 @@ def table(labels: Tensor, kept: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 
 def of_classes(counts: Table) -> dict[str, Any]:
-    """Return the fields of a `MethodMetrics` that need true labels; none of them if no image's is known."""
+    """Return the fields of a `MethodMetrics` that need true labels; none of them if no image's is known.
+
+    ``impurity``: the share of kept labels that are wrong. ``coverage_by_class``: the share of a class's
+    images whose label is kept.
+    """
     images, kept, wrong = (row[1:] for row in counts)
     if not sum(images):
         return {}

@@ -16,6 +16,8 @@ from semisfl.metrics import MethodMetrics
 
 
 class Supervised:
+    """The server alone: SGD steps on labelled images and a moving average of the weights."""
+
     def __init__(self, setup: Setup) -> None:
         config = self.config = setup.config
         self.student = setup.hardware.working_copy(setup.model.whole())
@@ -23,6 +25,7 @@ class Supervised:
         self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
 
     def round(self, round_index: int) -> MethodMetrics:
+        """Take ``server.steps`` supervised steps."""
         config = self.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
@@ -31,6 +34,7 @@ class Supervised:
         )
 
     def tested(self) -> Mapping[str, nn.Module]:
+        """Return the trained model, which is the result, and its moving average."""
         return {"student": self.student, "teacher": self.ema.model}
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,9 +21,10 @@ def noise_image(shape: tuple[int, int, int], rng: np.random.Generator) -> Tensor
 
 
 def nearest(embeddings: Mapping[int, Tensor], client: int, count: int) -> list[int]:
-    """Return the ``count`` other clients whose embeddings lie nearest; none if there are not so many.
+    """Return the ``count`` other clients whose embeddings lie nearest; none if there are not so many others.
 
-    Plain distances: a KD-tree gives the same answer and pays only for far more clients than these.
+    ``embeddings``: per client the model's prediction for one noise image. Plain distances: a KD-tree gives
+    the same answer and pays only for far more clients than these.
     """
     others = [other for other in sorted(embeddings) if other != client]
     if len(others) < count:
@@ -39,6 +40,7 @@ class Helpers:
     """
 
     def __init__(self, shelf: HostShelf) -> None:
+        """Keep uploads on ``shelf``, in host memory."""
         self._shelf = shelf
         self._embeddings: dict[int, Tensor] = {}
         self._latest: dict[int, str] = {}
@@ -46,6 +48,7 @@ class Helpers:
         self._membership = Membership()
 
     def remember(self, client: int, round_index: int, upload: State, embedding: Tensor) -> None:
+        """Store a client's upload and its embedding [classes], and free uploads that nobody needs any more."""
         self._embeddings[client] = embedding
         self._latest[client] = f"{client}@{round_index}"
         self._shelf.put(self._latest[client], upload)

@@ -81,7 +81,7 @@ def _affine(model: nn.Module) -> set[int]:
 
 
 class FedMatch:
-    """The server's half."""
+    """The server's half: it learns sigma on labels, averages the clients' psi and chooses their helpers."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, config = setup, setup.config
@@ -104,6 +104,7 @@ class FedMatch:
         self._join()
 
     def round(self, round_index: int) -> MethodMetrics:
+        """Descend sigma on labelled images, then let the active clients descend psi and take the mean."""
         config, steps = self.setup.config, self.setup.config.server.steps
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # The server descends sigma, psi fixed.
@@ -193,6 +194,7 @@ class FedMatch:
         self.model.load_state_dict(sum_parameters(self.sigma, psi), strict=False)
 
     def tested(self) -> Mapping[str, nn.Module]:
+        """Return theta = sigma + psi."""
         return {"student": self.model}
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,13 +216,14 @@ def helper_names() -> list[str]:
 
 
 class FedMatchWork:
-    """The client's half."""
+    """The client's half: steps down three losses on theta, of which only psi moves."""
 
     name = "fedmatch"
     only_called = ("helper*",)
     answers = Answers({"psi": every_tensor}, COUNTED)
 
     def start(self, client: ClientRuntime) -> bool:
+        """Load sigma, psi and the helpers, and draw plain and strong views. Every client contributes."""
         sigma, psi = client.model("sigma"), client.model("psi")
         sigma.load_state_dict(required_state(client, "sigma"))
         psi.load_state_dict(required_state(client, "psi"))
@@ -259,21 +262,28 @@ class FedMatchWork:
         count_labels(client, labels, confident, client.buffer_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        """Return psi with the buffers, and the round's numbers."""
         return {"psi": client.model("psi").state_dict()}, read_counter(client)
 
 
 def mean_over_confident(losses: Tensor, confident: Tensor) -> Tensor:
-    """Return the mean over the confident rows; 0 if there are none."""
+    """Return the mean of ``losses`` [n] over the confident rows; 0 if there are none."""
     return (losses * confident).sum() / confident.sum().clamp(min=1)
 
 
 def majority_labels(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
-    """Return the majority of argmax votes of the model and its helpers [J, ...]; the lowest class of a tie."""
+    """Return the majority of the argmax votes of the model and its helpers; the lowest class of a tie.
+
+    ``own`` [n, classes], ``guesses`` [helpers, n, classes]; ``helped`` is 0 if the client has no helpers, else 1.
+    """
     votes = F.one_hot(torch.cat([own[None], guesses]).argmax(2), own.shape[1])
     return (votes[0] + helped * votes[1:].sum(0)).argmax(1)
 
 
 def inter_client_loss(own: Tensor, guesses: Tensor, confident: Tensor) -> Tensor:
-    """Return (1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
+    """Return (1/J) sum_j KL(p_j(x) || p(x)), the mean over the confident rows.
+
+    ``own`` [n, classes]: log-probabilities of the model; ``guesses`` [J, n, classes]: the helpers' probabilities.
+    """
     rows = F.kl_div(own.expand_as(guesses), guesses, reduction="none").sum(2)
     return mean_over_confident(rows.mean(0), confident)

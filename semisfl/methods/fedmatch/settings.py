@@ -10,6 +10,8 @@ HELPERS = 2
 
 
 class FedMatchSettings(Section):
+    """The section ``[fedmatch]``."""
+
     confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a sample from here up")
     keep_helpers: bool = Field(
         True,

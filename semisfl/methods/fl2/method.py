@@ -52,6 +52,7 @@ class FL2(SemiFL):
         self.pretrain_steps = 0 if server.pretrain_rounds else PRETRAIN_ROUNDS * server.steps
 
     def round(self, round_index: int) -> MethodMetrics:
+        """Pretrain on labels before round 0, then train as SemiFL does."""
         config = self.setup.config
         if round_index == 0 and self.pretrain_steps:
             # A moving threshold would take the guesses of a model that has learnt nothing.

@@ -7,6 +7,8 @@ from semisfl.settings.sections import Section
 
 
 class FL2Settings(Section):
+    """The section ``[fl2]``."""
+
     confidence_threshold: float = Field(
         0.95,
         ge=0,
@@ -16,5 +18,6 @@ class FL2Settings(Section):
 
 
 def cost(sizes: Sizes, settings: FL2Settings) -> Cost:
+    """Return the cost of a round: SemiFL's bytes and more computation."""
     # Two passes forward and three back per step; before them, labels for all images.
     return whole_round(sizes, Work(client=8.0, kept=2, look=1.0))

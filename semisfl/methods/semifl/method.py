@@ -70,6 +70,7 @@ class SemiFL:
         self.work, self.statistics_work = work or SemiFLWork(), StatisticsWork()
 
     def round(self, round_index: int) -> MethodMetrics:
+        """Let the active clients train, move the model by their mean with global momentum, then fine-tune on labels."""
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         reported: dict[str, Any] = {}
@@ -149,6 +150,7 @@ class SemiFL:
         return [(together, len(counts) * median(counts))]
 
     def tested(self) -> Mapping[str, nn.Module]:
+        """Return the model, with statistics of the server's and the coming clients' images."""
         return {"student": self.model}
 
     def state_dict(self) -> dict[str, Any]:
