@@ -232,31 +232,17 @@ def test_a_fleet_may_grow_at_a_resume(tmp_path: Path) -> None:
     now = RunDirectory.open(directory.path).config()
     assert (now.clients.total, now.clients.active) == (4, 3)
     assert (now.network.quorum, now.network.deadline) == (2, 9.0)
+    # Limits stay on the server, so devices go on with the terms that they accepted.
+    limited = directory.changed(["robust.aggregate=clipped_mean", "robust.clipped_mean.limit=2"])
+    assert limited.robust.of_rule.limit == 2  # type: ignore[attr-defined]
+    about: tuple[Any, ...] = ((1, 28, 28), 10, (0.5,), (0.5,))
+    assert Terms(limited, *about).digest == Terms(now, *about).digest
     for refused in ("clients.batch=8", "model.name=vgg13"):
         with pytest.raises(ValueError, match=r"what can be changed is .*clients\.total"):
             directory.changed([refused])
     simulated = RunDirectory.create(tmp_path / "simulated", config)
     with pytest.raises(ValueError, match="--resume continues a run as it was set up"):
         simulated.changed(["clients.total=4"])
-
-
-def test_a_fleet_that_grows_may_get_limits(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They stay on the server, so devices go on with the terms that they accepted."""
-    config = tiny(2).in_fleet("network")
-    directory = RunDirectory.create(tmp_path / "run", config)
-    limits = ["robust.aggregate=clipped_mean", "robust.clipped_mean.limit=2"]
-    now = directory.changed(limits)
-    assert now.robust.of_rule.limit == 2  # type: ignore[attr-defined]
-    about: tuple[Any, ...] = ((1, 28, 28), 10, (0.5,), (0.5,))
-    assert Terms(now, *about).digest == Terms(config, *about).digest
-    directory.keep_config(now)
-    directory.keep_config(directory.changed(["robust.aggregate=median"]))
-    assert directory.config().robust.aggregate == "median"
-    simulated = RunDirectory.create(tmp_path / "simulated", tiny(2))
-    with pytest.raises(ValueError, match="--resume continues a run as it was set up"):
-        simulated.changed(limits)
 
 
 def test_devices_go_on_with_a_server_that_has_more_places(tmp_path: Path) -> None:

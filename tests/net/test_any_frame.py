@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # --- a frame, and what can be wrong with it -------------------------------------------------------
 
 ODD: list[Any] = [
-    *(None, True, -1, 0, 2**62, 0.5, 1e300, math.nan, -math.inf, "", "x" * 300, b"x"),
+    *(None, True, -1, 0, 2**62, 0.5, 1e9, 1e300, math.nan, -math.inf, "", "x" * 300, b"x"),
     *([], [1, [2]], {}, {"a": {"b": []}}, {"student": ["nope"]}, {"loss": 1e300, "coverage": 2.0}),
 ]
 KINDS = ["hello", "ready", "features", "bottom", "fetch", "states", "declined", ""]
@@ -67,18 +67,6 @@ def another_value(message: Message, rng: random.Random) -> None:
     message.fields[rng.choice([*message.fields, "extra"])] = rng.choice(ODD)
 
 
-def out_of_range(message: Message, rng: random.Random) -> None:
-    """A number of the same type and far off, also inside a map."""
-    name = rng.choice(list(message.fields))
-
-    def far(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: far(item) for key, item in value.items()}
-        return rng.choice({int: [-1, 2**40, 2**62], float: [-1e9, 1e300]}.get(type(value), [value]))
-
-    message.fields[name] = far(message.fields[name])
-
-
 def tensors_changed(message: Message, rng: random.Random) -> None:
     if not message.tensors:
         return another_value(message, rng)
@@ -100,8 +88,7 @@ def tensors_changed(message: Message, rng: random.Random) -> None:
 
 
 CHANGES = {
-    change.__name__: change
-    for change in (another_kind, missing, another_value, out_of_range, tensors_changed)
+    change.__name__: change for change in (another_kind, missing, another_value, tensors_changed)
 }
 
 # --- a client that says such a thing at one moment ------------------------------------------------
@@ -201,16 +188,6 @@ LIES = {"change": st.sampled_from(list(CHANGES)), "seed": st.integers(0, 2**20)}
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(moment=st.integers(0, max(MOMENTS.values()) - 1), **LIES)
 def test_the_run_goes_on(net: Network, moment: int, change: str, seed: int) -> None:
-    goes_on(net, Lie(moment % MOMENTS[net.config.method], change, seed))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(moment=st.integers(0, max(MOMENTS.values()) - 1), **LIES)
-def test_a_run_survives_any_valid_frame_of_a_client(
-    net: Network, moment: int, change: str, seed: int
-) -> None:
     goes_on(net, Lie(moment % MOMENTS[net.config.method], change, seed))
 
 

@@ -49,18 +49,6 @@ def test_devices_that_come_go_are_left_out_and_refused(tmp_path: Path) -> None:
     assert all("seen" in row and "since" not in row for row in devices), "nobody is here any more"
 
 
-def test_an_ipv6_address_is_written_as_people_read_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    devices = DeviceLog()
-    devices.open(tmp_path, dict)
-    devices.refused("ipv6:%5B::1%5D:39550", "camera-1", "late")
-    devices.close()
-    lines = [json.loads(line) for line in (tmp_path / "fleet.jsonl").read_text().splitlines()]
-    assert {line["peer"] for line in lines if "peer" in line} == {"ipv6:[::1]:39550"}
-    assert caplog.text.count("peer=ipv6:[::1]:39550 identity=camera-1") == 1
-
-
 def test_a_disk_that_refuses_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

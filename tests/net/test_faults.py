@@ -1,6 +1,5 @@
 """Test runs whose network, devices or server fail."""
 
-import asyncio
 import os
 import random
 import re
@@ -15,8 +14,7 @@ import pytest
 import torch
 
 from semisfl.net import chunks
-from semisfl.net.client import connection
-from semisfl.net.client.connection import Stream, open_channel
+from semisfl.net.client.connection import Stream
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import read_terms
 from semisfl.net.frames import Frame
@@ -258,22 +256,6 @@ def test_a_killed_server_resumes_bit_for_bit(
 @pytest.mark.parametrize("seed", range(6, 106))
 def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_with_server_kills(seed, tmp_path, monkeypatch)
-
-
-def test_an_unexpected_error_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client must never stop trying because of something nobody thought of."""
-    config = tiny(1, rounds=1)
-    failures = [RuntimeError("nobody thought of this"), asyncio.CancelledError()]
-
-    def sometimes(*how: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return open_channel(*how)
-
-    monkeypatch.setattr(connection, "open_channel", sometimes)
-    with network(config) as net:
-        net.enrol(0)
-    assert not failures
 
 
 def test_a_round_that_begins_before_a_client_knows_its_index() -> None:

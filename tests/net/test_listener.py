@@ -22,7 +22,6 @@ from semisfl.net import chunks as transport
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import PROTOCOL, encode
-from semisfl.net.server.session import Session
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import Credentials
 from tests.net.harness import (
@@ -302,23 +301,6 @@ def test_refused_at_hello(
     (line,) = audited(caplog)
     assert "refused peer=ipv" in line and reason in line
     assert net.fleet.present() == []
-
-
-def test_a_device_that_is_refused_while_its_welcome_is_sent_hears_why(
-    net: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = net.fleet.sessions
-    opened = table.open
-
-    def refuse(*arguments: Any) -> Session:
-        session = opened(*arguments)
-        session.close(grpc.StatusCode.PERMISSION_DENIED, "client-1 was removed")
-        return session
-
-    monkeypatch.setattr(table, "open", refuse)
-    outcome = knock(net.port, own(folder, "client-1"))
-    assert outcome.code is grpc.StatusCode.PERMISSION_DENIED
-    assert outcome.details == "client-1 was removed"
 
 
 def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(

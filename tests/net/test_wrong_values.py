@@ -12,7 +12,6 @@ from torch import Tensor
 
 from reproduction.poisoning.attacks import ATTACKS, PoisonedBlock, attackers_of, poisoned_fleet
 from semisfl.fleet.base import AbnormalValues
-from semisfl.methods.semifl.method import SemiFLWork
 from semisfl.net.client import member
 from semisfl.net.server.sessions import STRIKES
 from semisfl.net.server.value_checks import MOST, MOST_COUNTED, impossible, stands_out, update_size
@@ -282,31 +281,6 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
         name, reason = f"plaintext:client-{attacker}", over_network[0]["held_back"][str(attacker)]
         assert f"{name} is held back: {reason}" in caplog.text
         assert caplog.text.count(f"{name} is held back: ") == 2, "one line per round"
-
-
-@pytest.mark.parametrize("rule", ["clipped_mean", "median", "krum"])
-def test_a_device_has_no_model_for_itself_where_the_others_decline(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In SemiFL honest devices without a confident label add nothing; a rule needs three that do."""
-    declines = {}
-    start = SemiFLWork.start
-    for alone in (False, True):
-        with monkeypatch.context() as patch:
-
-            def started(work: Any, client: Any, alone: bool = alone) -> bool:
-                return start(work, client) and alone and client.client == 1
-
-            patch.setattr(SemiFLWork, "start", started)
-            poisoning(patch, "states", times(-1.0))
-            settings = {"semifl": {"confidence_threshold": 0.0}, "robust": {"aggregate": rule}}
-            with network(tiny(5, method="semifl", network={"quorum": 3}, **settings)) as net:
-                net.join_all()
-                rounds = run_rounds(net.experiment).rounds
-                declines[alone] = weights(net.experiment)
-    assert [list(one["held_back"]) for one in rounds] == [["1"], ["1"]]
-    for name, tensor in declines[False].items():
-        assert torch.equal(tensor, declines[True][name]), name
 
 
 @pytest.mark.parametrize("clients", [2, 3])
