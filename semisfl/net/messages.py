@@ -127,7 +127,7 @@ class Schemas:
 
     @classmethod
     def of(cls, config: Config, model: SplitModel) -> "Schemas":
-        """Return the schemas of ``model``. A full model is bottom and top: the projection head never crosses."""
+        """Return the schemas of ``model``. A full model is bottom and top: the projection head is never sent."""
         parts = {"bottom": model.bottom, "top": model.top}
         full = {
             f"{part}.{key}": value

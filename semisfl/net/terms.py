@@ -36,7 +36,7 @@ ON_CLIENTS = {"client_teacher"}
 
 @dataclass(frozen=True)
 class Terms:
-    """Hold everything that a client needs to take part; the server sends it."""
+    """Everything that a client needs to take part, as the server sends it."""
 
     config: Config
     shape: Shape

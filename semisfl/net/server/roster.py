@@ -91,12 +91,12 @@ class Roster:
             taken = set(self.index.values())
             free = next((place for place in range(self.total) if place not in taken), -1)
             client = self.index.get(identity, free)
-            index, held = {**self.index, identity: client}, {**self.images, client: images}
+            index, counts = {**self.index, identity: client}, {**self.images, client: images}
             serials = self.serials if serial is None else {**self.serials, identity: serial}
             before = self.before
             if identity not in self.index:
                 before = {**before, client: self.moved().get(client, (0, 0))}
-            self._change(index, held, serials, before)
+            self._change(index, counts, serials, before)
             return client
 
     def remove(self, identity: str) -> int:
@@ -104,10 +104,10 @@ class Roster:
         with self._changing:
             client = self.index[identity]
             index = {name: place for name, place in self.index.items() if name != identity}
-            held = {place: count for place, count in self.images.items() if place != client}
+            counts = {place: count for place, count in self.images.items() if place != client}
             serials = {name: one for name, one in self.serials.items() if name != identity}
             before = {place: moved for place, moved in self.before.items() if place != client}
-            self._change(index, held, serials, before)
+            self._change(index, counts, serials, before)
             return client
 
     def _change(
