@@ -352,7 +352,7 @@ def test_a_data_set_of_another_package(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_packed_file_of_the_page(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "own-images.md").read_text(encoding="utf-8")
     (code,) = (
         block
         for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
@@ -413,7 +413,7 @@ def test_an_aggregate_of_the_docs_has_settings_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its section is written, read again and refused where it is wrong."""
-    page = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "own-method.md").read_text(encoding="utf-8")
     block = page[page.index("# mypackage/rules.py") :].partition("```")[0]
     folder = tmp_path / "rules"
     (folder / "mypackage").mkdir(parents=True)

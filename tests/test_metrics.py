@@ -1,4 +1,4 @@
-"""Round metrics: how a file holds them, and that docs/metrics.md is right about every key."""
+"""Round metrics: how a file holds them, and that docs/watching.md is right about every key."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
 from tests import toy
 
-PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
 ROUNDS, _, DEVICES = PAGE.partition("## Devices")
 LINES = re.findall(r"^\| `(\S+)` \|(.*)\|$", ROUNDS, re.MULTILINE)
 CELLS = {key: [cell.strip() for cell in rest.split("|")] for key, rest in LINES}
@@ -61,7 +61,7 @@ def test_a_method_cannot_report_what_is_not_defined() -> None:
         MethodMetrics(loss_of_my_own=1.0)
 
 
-# --- docs/metrics.md ---------------------------------------------------------------------------------
+# --- docs/watching.md ---------------------------------------------------------------------------------
 
 
 def test_every_key_is_defined_once_and_nothing_else() -> None:

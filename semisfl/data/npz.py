@@ -1,6 +1,6 @@
 """Read packed ``.npz`` files: encoded images or plain arrays, with labels and split, in shards.
 
-docs/extending.md lists the arrays of such a file. A set may be split into files ``NAME_0of2.npz``,
+docs/own-images.md lists the arrays of such a file. A set may be split into files ``NAME_0of2.npz``,
 ``NAME_1of2.npz``; any of them, or their common prefix, means the whole set.
 """
 

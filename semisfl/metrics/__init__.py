@@ -1,7 +1,7 @@
 """The metrics of a round, each declared once.
 
 A field of `MethodMetrics` or `RoundMetrics` is a metric: its name is the key in ``metrics.jsonl``, and `metric` says
-what it means and how it is drawn. docs/metrics.md, the page, pictures, Prometheus and TensorBoard read the fields.
+what it means and how it is drawn. docs/watching.md, the page, pictures, Prometheus and TensorBoard read the fields.
 """
 
 from semisfl.metrics.declaration import AXES, LOSS, Axis, Metric, Panel, declared, metric, panels_of

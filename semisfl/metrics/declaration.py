@@ -48,9 +48,9 @@ class Metric:
     missing: str = "always there"
     """When a round has no value."""
     methods: str = "all"
-    """Titles of the methods that report it, as docs/metrics.md writes them."""
+    """Titles of the methods that report it, as docs/watching.md writes them."""
     section: str = "Training"
-    """The heading of docs/metrics.md under which it stands."""
+    """The heading of docs/watching.md under which it stands."""
     panel: Panel | None = None
     line: str = ""
     """Its name within the panel; empty: the whole, of which the others are parts."""

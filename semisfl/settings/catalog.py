@@ -5,7 +5,7 @@ names its code as ``package.module:name``, which is imported when it is first ne
 loads torch. Models have a table of their own (`semisfl.models.zoo`).
 
 In a configuration an entry is named by its key here, or by ``package.module:NAME`` where another package has
-it; `semisfl.settings.lookup` finds both, and docs/extending.md says how to write one.
+it; `semisfl.settings.lookup` finds both, and docs/own-method.md shows one.
 """
 
 from dataclasses import dataclass

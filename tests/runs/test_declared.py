@@ -21,7 +21,7 @@ from tests.packages import imported_anew
 from tests.toy import own
 from tests.watch.test_exporter import FLEET
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 DECLARATION = PAGE.partition("# mypackage/metrics.py\n")[2].partition("```")[0]
 METHOD = """
 from semisfl.methods.supervised import Supervised
@@ -44,7 +44,7 @@ WRONG = NamedMethod(name="wrong", title="Wrong", code="mypackage.method:Mine", m
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install the package that docs/extending.md shows."""
+    """Install the package that docs/api.md shows."""
     folder = tmp_path / "project" / "mypackage"
     folder.mkdir(parents=True)
     for name, text in (("__init__", ENTRY), ("metrics", DECLARATION), ("method", METHOD)):

@@ -154,11 +154,11 @@ def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str
 def test_the_sink_of_the_documentation_is_told_of_every_round(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
     example = page.partition("## Sinks")[2].partition("```python\n")[2].partition("```")[0]
     few = "{'rounds': 2, 'clients': {'total': 3, 'active': 2, 'steps': 1}, 'server': {'steps': 1}, "
     layers = [{"kind": "flatten"}, {"kind": "linear", "features": 16}, {"kind": "linear"}]
     few += f"'model': {{'layers': {layers}, 'cut': 2}}}}"
-    exec(compile(example.replace('{"rounds": 2}', few), "extending.md", "exec"), {})
+    exec(compile(example.replace('{"rounds": 2}', few), "api.md", "exec"), {})
     output = capsys.readouterr().out
     assert "round 1: " in output and "best: " in output
