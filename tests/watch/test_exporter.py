@@ -38,9 +38,7 @@ def exporter(first: int = 0) -> Exporter:
 
 
 def rules() -> list[dict[str, Any]]:
-    (text,) = [
-        yaml.safe_load(block) for block in re.findall(r"```yaml\n(groups:.*?)```", PAGE, re.S)
-    ]
+    text = yaml.safe_load((ROOT / "deploy" / "prometheus-rules.yml").read_text(encoding="utf-8"))
     listed: list[dict[str, Any]] = text["groups"][0]["rules"]
     return listed
 
