@@ -17,7 +17,8 @@ from semisfl.watch.exporter import Exporter
 from tests import toy
 from tests.watch.test_app import ask
 
-PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
 EVENTS = {"here": 5, "refused": 2, "left_out": 1}
 
 
@@ -115,7 +116,7 @@ def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() ->
     made.write(FULL)
     known = samples(made).keys()
     expressions = [rule["expr"] for rule in rules()]
-    (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.S)]
+    dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
     expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) >= 9
     metrics = {name for one in expressions for name in re.findall(r"\bsemisfl_\w+", one)}
