@@ -2,13 +2,11 @@
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from semisfl.metrics import KEYS, MethodMetrics, RoundMetrics
-from semisfl.net.server.device_log import DeviceStatus, FleetEvent
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
 from tests import toy
@@ -103,11 +101,6 @@ def test_a_methods_rows_have_the_keys_that_the_page_says(method: str) -> None:
     )
     always = {key for key, cells in CELLS.items() if cells[2].startswith("always there")}
     assert keys_of(bare) == documented(method) & always
-
-
-def test_every_key_of_a_device_is_defined() -> None:
-    defined = set(re.findall(r"`(\w+)`", DEVICES))
-    assert defined >= {item.name for kind in (FleetEvent, DeviceStatus) for item in fields(kind)}
 
 
 def test_seconds_are_of_the_whole_round_and_its_parts() -> None:
