@@ -29,6 +29,8 @@ tensor only beyond this: honest clients are at twice in one tensor or another.""
 
 
 class Combined(NamedTuple):
+    """What a rule returns."""
+
     update: Tensor
     """[values]: the combined update."""
     held_back: Mapping[int, str]
@@ -45,9 +47,13 @@ def combine(
     reference: State,
     held_back: HeldBack,
 ) -> State:
-    """Return the states of several clients as one; ``reference`` is what they were sent.
+    """Return the states of several clients as one.
 
-    Fewer than `FEWEST` clients are averaged whatever the rule: none of two can be the judge of the other.
+    ``states``: each client's state. ``reference``: the state that they were sent. ``settings`` choose the
+    rule; ``held_back`` receives who counted for less, and why. Fewer than `FEWEST` clients are averaged
+    whatever the rule: none of two can be the judge of the other.
+
+    Raises `ConfigError` if a rule of another package returns an update of a wrong shape.
     """
     rows = list(states.values())
     if settings.aggregate == "mean" or len(rows) < FEWEST:
@@ -109,6 +115,7 @@ def _groups(state: State) -> dict[str, list[str]]:
 
 @cache
 def rule_named(name: str) -> Rule:
+    """Return the function of a catalog entry; raise `ConfigError` if it cannot be called."""
     place = lookup.aggregate(name).code
     rule: Rule = lookup.load(place)
     if not callable(rule):
@@ -117,6 +124,7 @@ def rule_named(name: str) -> Rule:
 
 
 def _flat(state: State, names: Sequence[str], device: torch.device | None = None) -> Tensor:
+    """Return the named tensors of a state as one row of float32 values."""
     return torch.cat([state[name].detach().to(device).float().reshape(-1) for name in names])
 
 
@@ -124,6 +132,7 @@ def _flat(state: State, names: Sequence[str], device: torch.device | None = None
 
 
 def mean(updates: Tensor, settings: Section) -> Combined:
+    """Average all updates [clients, values]."""
     return Combined(updates.mean(0), {})
 
 
@@ -134,6 +143,7 @@ def trimmed_mean(updates: Tensor, settings: AttackerShare) -> Combined:
 
 
 def median(updates: Tensor, settings: Section) -> Combined:
+    """Take the median of each value over the clients."""
     return _without_ends(updates, len(updates))
 
 
@@ -204,6 +214,7 @@ def krum(updates: Tensor, settings: AttackerShare) -> Combined:
 
 
 def _without_ends(updates: Tensor, ends: int) -> Combined:
+    """Average each value without its ``ends`` smallest and largest; report clients far from the result."""
     count = len(updates)
     ends = min(ends, (count - 1) // 2)
     result = updates.sort(dim=0).values[ends : count - ends].mean(0)

@@ -28,7 +28,11 @@ from semisfl.models.stack import mean_of_rows
 
 @dataclass(frozen=True)
 class SplitRound:
-    """Describe a split round, as the server sends it to its clients."""
+    """A split round, as the server sends it to its clients.
+
+    ``index``: the round's number from 0. ``active``: its clients, sorted. ``steps``: the number of steps,
+    each with one forward and one backward. ``lr``: the learning rate of all of them.
+    """
 
     index: int
     active: tuple[int, ...]
@@ -47,7 +51,11 @@ class SplitRound:
 
 @dataclass(frozen=True)
 class Features:
-    """Hold one step's features of every client that answered, in the order of ``clients``."""
+    """One step's features of every client that answered, in the order of ``clients``.
+
+    ``student`` and ``teacher`` are [clients x batch, features]: equal numbers of rows per client, side by
+    side. ``student`` is a leaf that requires a gradient, so that `Fleet.backward` can be given its gradient.
+    """
 
     student: Tensor
     teacher: Tensor
@@ -57,6 +65,7 @@ class Features:
 
     @property
     def batch(self) -> int:
+        """Return the number of rows per client."""
         return self.student.shape[0] // len(self.clients)
 
     @property
@@ -68,7 +77,7 @@ class Features:
 
 @dataclass(frozen=True)
 class FullRound:
-    """Describe a full-model round, as the server sends it to its clients."""
+    """A full-model round, as the server sends it to its clients; ``index`` ... ``lr`` as in `SplitRound`."""
 
     index: int
     active: tuple[int, ...]
@@ -95,7 +104,7 @@ class FullRound:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """Hold one client's answer: named states and plain numbers; no states if it had nothing to add."""
+    """One client's answer: named states and plain numbers; no states if it had nothing to contribute."""
 
     client: int
     states: Mapping[str, State]
@@ -210,7 +219,9 @@ class ClientRuntime(Protocol):
         """Copy ``value`` to the buffer ``name``, which keeps its address between rounds."""
         ...
 
-    def buffer(self, name: str) -> Tensor: ...
+    def buffer(self, name: str) -> Tensor:
+        """Return the tensor that `set_buffer` stored under this name."""
+        ...
 
     def buffer_step(self, name: str) -> Tensor:
         """Return the current step's row of a buffer [steps, ...]."""
@@ -249,7 +260,9 @@ class ClientWork(Protocol):
         """Prepare the round; return False if this client has nothing to contribute."""
         ...
 
-    def step(self, client: ClientRuntime) -> None: ...
+    def step(self, client: ClientRuntime) -> None:
+        """Take one of the round's steps. It may be captured and replayed: see `ClientRuntime`."""
+        ...
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         """Return named states to upload (counted as ``model``) and plain numbers."""
@@ -280,7 +293,9 @@ class Fleet(Protocol):
         """Return what a restarted run must know about its clients; traffic is saved separately."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; an empty one changes nothing."""
+        ...
 
     def image_counts(self) -> Mapping[int, int]:
         """Return how many images each client holds, of all that were ever here."""
@@ -301,19 +316,25 @@ class Fleet(Protocol):
         """Return once enough clients are there for a round."""
         ...
 
-    def start_round(self, plan: SplitRound) -> None: ...
+    def start_round(self, plan: SplitRound) -> None:
+        """Send the bottoms to the active clients and let them begin a split round."""
+        ...
 
-    def forward(self) -> Features: ...
+    def forward(self) -> Features:
+        """Return one batch of features of every active client that answers; once per step, before `backward`."""
+        ...
 
     def backward(self, gradients: Tensor) -> None:
-        """Let each client back-propagate its rows and take one step."""
+        """Let each client back-propagate its rows of ``gradients`` [rows, features] and take one step."""
         ...
 
     def finish_round(self) -> State:
         """Return the bottoms of the remaining clients as one, by the rule of ``robust.aggregate``."""
         ...
 
-    def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]: ...
+    def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        """Run a full-model round: every active client runs ``work``. Return the answers of those that answered."""
+        ...
 
     def settle(self, good: bool) -> str | None:
         """End the round. If it was not ``good``, return the client to exclude from its retry.
@@ -326,14 +347,21 @@ class Fleet(Protocol):
 def draw_active(
     seed: int, round_index: int, total: int, present: Sequence[int], count: int
 ) -> tuple[int, ...]:
-    """Draw ``count`` clients uniformly without replacement; the next in line replaces an absent one."""
+    """Return the clients of a round, sorted: ``count`` of ``total``, or all who are present if they are fewer.
+
+    They are drawn uniformly without replacement, as a function of seed and round; the next in line
+    replaces an absent one.
+    """
     order = seeds.generator(seed, "active", round_index).permutation(total)
     there = set(present)
     return tuple(sorted([int(client) for client in order if int(client) in there][:count]))
 
 
 def mean_state(states: Sequence[State]) -> State:
-    """Return the plain mean of parameters and buffers; integer counters are averaged and truncated."""
+    """Return the plain mean of parameters and buffers; integer counters are averaged and truncated.
+
+    All states have the same tensors as the first one.
+    """
     return {
         name: mean_of_rows(torch.stack([state[name] for state in states])) for name in states[0]
     }

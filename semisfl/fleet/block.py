@@ -44,9 +44,18 @@ class StepFeatures:
 
 
 class ClientBlock:
-    """Clients as index lists into one data set on the device; the active ones' weights stacked."""
+    """Clients as index lists into one data set on the device; the active ones' weights lie in a `Stack`.
+
+    A split round is `start_round`, then `forward` and `backward` per step, then `bottoms` (or `mean`).
+    A full-model round is `train`. The block counts every byte in ``traffic`` and lets nothing leave that
+    has not passed through ``outgoing``, the clients' policy.
+    """
 
     def __init__(self, setup: FleetSetup) -> None:
+        """Take the images, the labels and who holds which from ``setup``.
+
+        Raises `PolicyBreach` if the run's terms break the clients' policy.
+        """
         assert setup.images is not None and setup.labels is not None, "clients' images are here"
         config, model, hardware = setup.config, setup.model, setup.hardware
         self.config = config
@@ -70,7 +79,10 @@ class ClientBlock:
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:
-        """Load what the server sent, seed the clients' draws and prepare the round's images."""
+        """Load what the server sent, seed the clients' draws and prepare the round's images.
+
+        The images of the round after it are prepared too, when the host would otherwise wait for a GPU.
+        """
         self._plan = plan
         self._make_slots(len(plan.active))
         assert self._students is not None and self._teachers is not None
@@ -118,6 +130,7 @@ class ClientBlock:
         return together, {"truth": truth}
 
     def _make_slots(self, slots: int) -> None:
+        """Make stacks of ``slots`` students and teachers with their optimiser; keep those of the last round if they fit."""
         if self._students is not None and len(self._students.modules) == slots:
             return
         dtype = self.hardware.weights_dtype
@@ -140,7 +153,10 @@ class ClientBlock:
         return self._plan.teacher_decay is not None or self._plan.teacher_for is not None
 
     def forward(self) -> StepFeatures:
-        """Compute one batch of features of every active client and pass them through the policy."""
+        """Compute one batch of features of every active client and pass them through the policy.
+
+        Strong views go through the students, weak views through the teachers; rows of the clients side by side.
+        """
         assert self._students is not None and self._teachers is not None
         strong, weak = self.batches.get("strong"), self.batches.get("weak")
         parallel = self.hardware.streams.side_by_side
@@ -170,7 +186,10 @@ class ClientBlock:
         return not self._teacher_per_client and not self._teachers_differ
 
     def backward(self, gradients: Tensor) -> None:
-        """Back-propagate each client's rows and take one step."""
+        """Back-propagate each client's rows of ``gradients`` and take one step.
+
+        With teachers that follow their students, they follow here, after the step.
+        """
         assert self._students is not None and self._teachers is not None
         crossed = codec_named(self.config.wire.gradients).roundtrip(gradients)
         received = self._guarded.gradient(crossed).to(self._outputs.dtype)
@@ -225,5 +244,8 @@ class ClientBlock:
         plan: FullRound,
         between: Callable[[], None] | None = None,
     ) -> list[ClientResult]:
-        """Run a full-model round; ``between`` is called on the host before every step."""
+        """Run a full-model round of ``work`` and return one result per active client.
+
+        ``between`` is called on the host before every step, and may raise to end the round.
+        """
         return self._full.train(work, plan, between)

@@ -9,12 +9,16 @@ Direction = Literal["down", "up"]
 
 
 class Traffic:
-    """Count the bytes that cross the wire, or would cross it if clients were not simulated."""
+    """Count the bytes between server and clients; in a simulation those that would be sent.
+
+    ``counts`` holds them by (kind, direction, client). A checkpoint keeps them.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, int]] = Counter()
 
     def add(self, kind: Kind, direction: Direction, client: int, size: int) -> None:
+        """Count ``size`` bytes of a kind to (``down``) or from (``up``) one client."""
         self.counts[kind, direction, client] += size
 
     def merge(self, state: Mapping[str, int]) -> None:
@@ -39,6 +43,7 @@ class Traffic:
         return moved
 
     def total(self) -> int:
+        """Return all bytes, of all kinds and both directions."""
         return sum(self.counts.values())
 
     def since(self, before: Counter[tuple[str, str, int]]) -> Counter[tuple[str, str, int]]:

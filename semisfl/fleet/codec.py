@@ -40,7 +40,7 @@ def scale_of(maximum: Tensor) -> Tensor:
 
 
 def quantise(values: Tensor, scale: Tensor, most: int) -> Tensor:
-    """Return whole numbers from -``most`` to ``most``, as floats."""
+    """Return whole numbers from -``most`` to ``most``, as floats: ``values`` / ``scale`` x ``most``, rounded."""
     integers = (values / torch.where(scale > 0, scale, torch.inf)).mul_(most).round_()
     # Inf / Inf is NaN, which no integer can hold; the NaN scale marks the row instead.
     return integers.nan_to_num_(nan=0.0)
@@ -56,7 +56,11 @@ def dequantise(integers: Tensor, scale: Tensor, most: int) -> Tensor:
 
 
 class Codec(ABC):
-    """Turn a tensor into the parts that cross, and back."""
+    """Turn a tensor into the parts that are sent, and back.
+
+    ``layout`` says how many bytes a tensor of a shape takes, without a tensor: byte counts use it. A codec
+    is idempotent: encoding what arrived gives the same parts again. So a value may pass any number of hops.
+    """
 
     name: str
 
@@ -95,17 +99,21 @@ class Cast(Codec):
     dtype: torch.dtype
 
     def layout(self, shape: Dimensions) -> Layout:
+        """Return one part of the tensor's own shape."""
         return ((tuple(shape), self.dtype),)
 
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensor in ``dtype``."""
         return (tensor.detach().to(self.dtype),)
 
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
     ) -> Tensor:
+        """Return the part in the asked ``dtype``."""
         return parts[0].to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
+        """Return True but for a bool tensor with other bytes than 0 and 1."""
         if self.dtype != torch.bool:
             return True
         return not bool((parts[0].view(torch.uint8) > 1).any())
@@ -124,11 +132,13 @@ class RowScaled(Codec):
     name: str
 
     def layout(self, shape: Dimensions) -> Layout:
+        """Return int8 values and one float per row; fp32 values for rows of one value."""
         if not has_rows(shape):
             return ((tuple(shape), torch.float32),)
         return ((tuple(shape), torch.int8), ((shape[0],), torch.float32))
 
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the rounded integers [shape] and the rows' maxima [rows]."""
         values = tensor.detach().to(torch.float32)
         if not has_rows(values.shape):
             return (values,)
@@ -139,6 +149,7 @@ class RowScaled(Codec):
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
     ) -> Tensor:
+        """Return integer / 127 x maximum for every value."""
         if len(parts) == 1:
             return parts[0].to(dtype)
         integers, scale = parts
@@ -146,6 +157,7 @@ class RowScaled(Codec):
         return dequantise(integers.to(torch.float32), scale, 127).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
+        """Return whether every row either holds its own maximum or is empty with scale 0 or NaN."""
         if len(parts) == 1:
             return True
         integers, scale = parts
@@ -175,6 +187,7 @@ class GroupScaled(Codec):
     group: int = 32
 
     def layout(self, shape: Dimensions) -> Layout:
+        """Return bytes of two values each and one bf16 per group; fp32 values for rows of one value."""
         if not has_rows(shape):
             return ((tuple(shape), torch.float32),)
         rows, length = shape[0], prod(shape[1:])
@@ -184,6 +197,7 @@ class GroupScaled(Codec):
         )
 
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the packed integers [rows, ceil(length / 2)] and the groups' maxima [rows, groups]."""
         values = tensor.detach().to(torch.float32)
         if not has_rows(values.shape):
             return (values,)
@@ -203,6 +217,7 @@ class GroupScaled(Codec):
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
     ) -> Tensor:
+        """Return integer / 7 x maximum for every value."""
         if len(parts) == 1:
             return parts[0].to(dtype)
         packed, scale = parts
@@ -212,6 +227,7 @@ class GroupScaled(Codec):
         return values.flatten(1)[:, :length].reshape(tuple(shape)).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
+        """Return whether every group either holds its own maximum or is empty, and the padding is zero."""
         if len(parts) == 1:
             return True
         packed, scale = parts
@@ -257,7 +273,10 @@ INT4 = GroupScaled("int4")
 
 @cache
 def codec_named(name: str) -> Codec:
-    """Return the codec of a catalog entry."""
+    """Return the codec of a catalog entry.
+
+    Raises `ConfigError` if it is no `Codec`, or if its functions do not fit together.
+    """
     codec = lookup.load(lookup.codec(name).code)
     if not isinstance(codec, Codec):
         raise ConfigError(
@@ -299,7 +318,7 @@ def state_bytes(state: Mapping[str, Tensor], codec: str) -> int:
 
 
 def roundtrip_state(state: Mapping[str, Tensor], codec: str) -> dict[str, Tensor]:
-    """Return the state dict as the other side will hold it."""
+    """Return a state dict as the other side will hold it; integer tensors are unchanged."""
     return {
         name: codec_for(codec, tensor.dtype).roundtrip(tensor) for name, tensor in state.items()
     }

@@ -11,13 +11,17 @@ def _log(client: int, why: str) -> None:
 
 
 class HeldBack:
-    """Keep the reasons of the current round, and pass each to ``tell`` at once."""
+    """Which clients counted for less in the current round, with the reasons.
+
+    ``tell`` gets each client and reason at once: it writes log and audit lines.
+    """
 
     def __init__(self, tell: Callable[[int, str], None] = _log) -> None:
         self._tell = tell
         self._reasons: dict[int, list[str]] = {}
 
     def add(self, client: int, why: str) -> None:
+        """Note that ``client`` was held back, and pass the reason on at once."""
         self.note(client, why)
         self._tell(client, why)
 

@@ -53,13 +53,16 @@ class Simulation:
         self._spent = [Spent(*item) for item in state.get("spent", ())] or self._spent
 
     def image_counts(self) -> Mapping[int, int]:
+        """Return how many images each client holds."""
         return {client: len(shard) for client, shard in enumerate(self.block.shards)}
 
     def present(self) -> Sequence[int]:
+        """Return the clients whose quotas allow another round; all of them without quotas."""
         clients = range(len(self._spent))
         return [c for c in clients if self._refusal(c) is None] if self._policy.capped else clients
 
     def members(self) -> Mapping[int, str]:
+        """Return every client, named by its number."""
         return {client: str(client) for client in range(len(self._spent))}
 
     def wait_ready(self) -> None:
@@ -85,27 +88,32 @@ class Simulation:
 
 
 class LocalFleet(Simulation):
-    """All active clients are one `ClientBlock`."""
+    """All active clients are one `ClientBlock`, on one device."""
 
     def __init__(
         self, setup: FleetSetup, make_block: Callable[[FleetSetup], ClientBlock] = ClientBlock
     ) -> None:
+        """Make the block with ``make_block``; an attack brings a block of its own."""
         super().__init__(make_block(setup))
         # Clients whose quotas are used up leave, and a captured step has a fixed number of slots.
         self.capturable = not self._policy.capped
 
     def start_round(self, plan: SplitRound) -> None:
+        """Charge the clients' quotas and let the block begin."""
         self.spend(plan.active)
         self._plan = plan
         self.block.start_round(plan)
 
     def forward(self) -> Features:
+        """Return the block's features."""
         return self.block.forward().features(self._plan.active)
 
     def backward(self, gradients: Tensor) -> None:
+        """Let the block take its step."""
         self.block.backward(gradients)
 
     def finish_round(self) -> State:
+        """Return the bottoms as one; their plain mean in one operation if nothing changes a single one."""
         robust = self.config.robust
         plain = self.config.wire.models == "fp32" and robust.aggregate == "mean"
         if plain and self._policy.update_clip is None:
@@ -114,5 +122,6 @@ class LocalFleet(Simulation):
         return combine(robust, bottoms, self._plan.bottom, self.held_back)
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        """Charge the clients' quotas and run the round in the block."""
         self.spend(plan.active)
         return self.block.train(work, plan)

@@ -1,4 +1,8 @@
-"""Run full-model rounds in this process: each active client runs the client half in its own slot."""
+"""Run full-model rounds in this process: each active client runs the client half in its own slot.
+
+On a GPU one step of all slots is captured and replayed. On a CPU each slot runs all its steps in one
+call, one core per slot, so that no core waits for another between steps.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +43,7 @@ PREDICT_BATCH = 512
 
 @dataclass(frozen=True)
 class SlotParts:
-    """Hold what all slots of a simulation share."""
+    """What all slots of a simulation share: a model to copy, true labels, batches and byte counts."""
 
     template: nn.Module
     labels: Tensor
@@ -50,7 +54,11 @@ class SlotParts:
 
 
 class Slot:
-    """Implement `ClientRuntime` in a simulation. Models and buffers keep their memory between rounds."""
+    """One simulated client of a full-model round: `ClientRuntime` in this process.
+
+    A slot is used for another client in another round. Its models, buffers and optimisers keep their
+    memory between rounds, because a captured step reads and writes them in place.
+    """
 
     def __init__(self, parts: SlotParts, config: Config, hardware: Hardware) -> None:
         self.device = hardware.device
@@ -70,6 +78,7 @@ class Slot:
     def begin(
         self, work: ClientWork, round_plan: FullRound, client: int, shard: np.ndarray
     ) -> None:
+        """Begin a round for ``client``, which holds the images ``shard``: receive what is sent, as the codec leaves it."""
         self.client = client
         self._only_called: Sequence[str] = getattr(work, "only_called", ())
         self.round_index = round_plan.index
@@ -95,11 +104,13 @@ class Slot:
         self._received[name] = roundtrip_state(state, self._config.wire.models)
 
     def count_bytes(self, direction: Direction, name: str, state: State) -> None:
+        """Count a state that is sent to or from this client."""
         kind = self._round.kinds.get(name, "model")
         count = state_bytes(state, self._config.wire.models)
         self._parts.traffic.add(kind, direction, self.client, count)
 
     def model(self, name: str) -> nn.Module:
+        """Return this slot's model of this name; it is copied from the run's model when first asked for."""
         if name not in self._models:
             # Images are channels-last, and convolutions are fastest if the weights are too.
             model = clone(self._parts.template)
@@ -112,6 +123,7 @@ class Slot:
         return self._models[name]
 
     def sum_model(self, name: str, fixed: str, learned: str, names: Sequence[str]) -> nn.Module:
+        """Make model ``name`` the sum of two others in ``names``, once; later calls add up again."""
         if name in self._models:
             weights_of(self._models[name]).refresh()
         else:
@@ -120,14 +132,17 @@ class Slot:
         return self.model(name)
 
     def received(self, name: str) -> State | None:
+        """Return a state sent at the round's start; None if this client was not sent it."""
         return self._received.get(name)
 
     def fetch(self, name: str) -> State:
+        """Receive a state of `FullRound.on_request`, once per round."""
         if name not in self._received:
             self._receive(name, self._round.on_request[name])
         return self._received[name]
 
     def rng(self, purpose: str) -> np.random.Generator:
+        """Return the host generator of this client, round and purpose."""
         return seeds.generator(self._config.seed, purpose, self.round_index, self.client)
 
     def _planned(self, purpose: str, view: ViewKind, positions: np.ndarray) -> DrawnView:
@@ -144,6 +159,7 @@ class Slot:
         )
 
     def images(self, view: ViewKind, batch: int) -> Iterator[Tensor]:
+        """Yield one view of every local image, normalised, at most ``batch`` at a time."""
         batches = self._parts.batches
         planned = self._planned(f"predict-{view}", view, np.arange(self.count)[:, None])
         for first in range(0, self.count, batch):
@@ -153,6 +169,7 @@ class Slot:
 
     @torch.no_grad()
     def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
+        """Return softmax [images, classes] of ``model`` in eval mode on one view of every local image."""
         mode = model.training
         model.eval()
         with self._hardware.arithmetic():
@@ -161,16 +178,20 @@ class Slot:
         return torch.cat(out)
 
     def draw_view(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
+        """Draw a view of the local images ``indices`` [steps, batch], to be made step by step."""
         self.plans[name] = self._planned(name, view, indices)
 
     def batch_of(self, name: str) -> Tensor:
+        """Return this step's normalised images of a drawn view."""
         return self.views[name]
 
     def truth(self, indices: np.ndarray) -> Tensor:
+        """Return the true labels of local images, in the shape of ``indices``."""
         labels = self._parts.labels
         return labels[torch.from_numpy(self._shard[indices]).to(labels.device)]
 
     def set_buffer(self, name: str, value: Tensor) -> Tensor:
+        """Copy ``value`` to the buffer of this name, which keeps its memory if shape and dtype are the same."""
         kept = self._buffers.get(name)
         if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
             self._buffers[name] = kept = value.detach().to(self.device).clone()
@@ -179,9 +200,11 @@ class Slot:
         return kept
 
     def buffer(self, name: str) -> Tensor:
+        """Return the buffer of this name."""
         return self._buffers[name]
 
     def buffer_step(self, name: str) -> Tensor:
+        """Return the current step's row of a buffer [steps, ...]."""
         return self.batches.row_of(self._buffers[name])
 
     def step(self, work: ClientWork, names: Sequence[str]) -> None:
@@ -198,6 +221,7 @@ class Slot:
         clip_norm: float | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> None:
+        """Take one SGD step of ``model``; its optimiser is made at the first one and kept."""
         if id(model) not in self._sgd:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._sgd[id(model)] = SGD(trained, self._config.optimizer)
@@ -229,6 +253,10 @@ class FullModelClients:
         round_plan: FullRound,
         between: Callable[[], None] | None = None,
     ) -> list[ClientResult]:
+        """Run the round and return one result per active client, in their order.
+
+        ``between`` is called on the host before every step, and may raise to end the round.
+        """
         count = len(round_plan.active)
         while len(self._slots) < count:
             self._slots.append(Slot(self._parts, self._config, self._hardware))
@@ -320,6 +348,7 @@ class FullModelClients:
         self.batches.advance()
 
     def _finish(self, work: ClientWork, slot: Slot, contributes: bool) -> ClientResult:
+        """Return a slot's result, its states as the codec leaves them and copied: the slot is used again."""
         if not contributes:
             return ClientResult(slot.client, {}, {})
         states, numbers = work.finish(slot)

@@ -23,6 +23,7 @@ Place = tuple[Any, ...]
 
 
 def outline(state: State) -> Outline:
+    """Return the description of a state that `unpack` needs besides the values; it is plain JSON."""
     return [
         [name, list(tensor.shape), _name(tensor.dtype), _channels_last(tensor)]
         for name, tensor in state.items()
@@ -52,7 +53,7 @@ def room_for(outlines: Iterable[Outline], device: torch.device) -> list[Tensor]:
 
 
 def unpack(outlines: Iterable[Outline], packed: Sequence[Tensor]) -> list[State]:
-    """Return the states as views of ``packed``."""
+    """Return the states as views of ``packed``, which `pack` made of states with these ``outlines``."""
     of_dtype = {_name(flat.dtype): flat for flat in packed}
     used: dict[str, int] = {}
     states = []

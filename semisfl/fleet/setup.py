@@ -20,7 +20,7 @@ from semisfl.stopping import StopFlag
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Say where a run's server listens and whose certificates it accepts."""
+    """Where a run's server listens and whose certificates it accepts."""
 
     listen: str
     """HOST:PORT; port 0 takes a free one."""
@@ -31,7 +31,7 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class FleetSetup:
-    """Hold the model, the images and the settings that a fleet is made from."""
+    """The model, the images and the settings that a fleet of any kind is made from."""
 
     config: Config
     model: SplitModel
@@ -64,6 +64,7 @@ class FleetSetup:
 
     @property
     def normalizer(self) -> Normalizer:
+        """Return the run's normalisation of images, on its device."""
         return Normalizer.of(self.mean, self.std).to(self.hardware.device)
 
     def batches(self, images: Tensor) -> RoundBatches:

@@ -27,7 +27,11 @@ from semisfl.stopping import Stopped
 
 
 class ClusterFleet(Simulation):
-    """Give rank 0 access to the clients of all ranks."""
+    """The fleet of rank 0: the clients of all ranks, its own block among them.
+
+    Commands and plans go out to all ranks, features and results come back. While rank 0 computes its own
+    block, the others' features are on their way.
+    """
 
     # A CUDA graph cannot contain messages.
     capturable = False
@@ -86,6 +90,7 @@ class ClusterFleet(Simulation):
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:
+        """Share out the active clients, send every rank its plan and begin with rank 0's own block."""
         self._drop_late_messages()
         self.spend(plan.active)
         self._plan, self._step = plan, 0
@@ -117,6 +122,7 @@ class ClusterFleet(Simulation):
         )
 
     def _rows(self, features: Features, rank: int) -> list[Tensor]:
+        """Return the views of student, teacher and truth that belong to a rank's clients."""
         assert features.truth is not None
         return [
             tensor[self._place(rank)]
@@ -124,11 +130,13 @@ class ClusterFleet(Simulation):
         ]
 
     def _place(self, rank: int) -> slice:
+        """Return which rows of the whole fleet's features are those of a rank."""
         batch = self._setup.config.clients.batch
         first = sum(len(block) for block in self._blocks[:rank])
         return slice(first * batch, (first + len(self._blocks[rank])) * batch)
 
     def forward(self) -> Features:
+        """Return the features of all ranks, in the order of the active clients."""
         assert self._coming is not None, "one forward per backward"
         features = self._features
         if self._blocks[0]:
@@ -142,6 +150,7 @@ class ClusterFleet(Simulation):
         return features
 
     def backward(self, gradients: Tensor) -> None:
+        """Send each rank the gradients of its rows, and take the step of rank 0's own block."""
         gradients = gradients.detach().contiguous()
         self._ranks.send_command("backward")
         sent = self._ranks.send(
@@ -154,6 +163,7 @@ class ClusterFleet(Simulation):
         self._expect_features()
 
     def finish_round(self) -> State:
+        """Collect the bottoms and byte counts of all ranks; return the bottoms as one."""
         plan = self._plan
         assert plan is not None
         self._ranks.send_command("finish")
@@ -172,6 +182,7 @@ class ClusterFleet(Simulation):
     # --- a full-model round ----------------------------------------------------------------------
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        """Let all ranks run the round and return all results; raise `Stopped` if a rank was stopped."""
         self._drop_late_messages()
         self.spend(plan.active)
         blocks = plans.blocks_of(plan.active, self._ranks.count)

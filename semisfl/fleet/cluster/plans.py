@@ -25,7 +25,7 @@ def blocks_of(active: Sequence[int], ranks: int) -> list[Block]:
 
 
 def send_split(ranks: Ranks, plan: SplitRound, blocks: Sequence[Block]) -> None:
-    """Send the plan and both bottoms from rank 0 to the others."""
+    """Send a split round's plan, each rank's block of clients and both bottoms from rank 0 to the others."""
     ranks.send_command(
         "split",
         index=plan.index,
@@ -41,7 +41,7 @@ def send_split(ranks: Ranks, plan: SplitRound, blocks: Sequence[Block]) -> None:
 
 
 def receive_split(ranks: Ranks, message: Mapping[str, Any]) -> SplitRound:
-    """Receive the plan and return it for this rank's clients."""
+    """Receive a split round from rank 0 and return it for this rank's clients."""
     outlines = [message["outline"], message["outline"]]
     room = room_for(outlines, ranks.device)
     ranks.broadcast(room)
@@ -61,7 +61,7 @@ def receive_split(ranks: Ranks, message: Mapping[str, Any]) -> SplitRound:
 
 
 class _States:
-    """Number the states of a round, each of them once."""
+    """The states of a round, each numbered once however often it is used, with their outlines."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -70,6 +70,7 @@ class _States:
         self.outline_of: list[int] = []
 
     def number(self, state: State) -> int:
+        """Return the number of a state; the same object has the same number."""
         if id(state) not in self._numbers:
             self._numbers[id(state)] = len(self.states)
             self.states.append(state)
@@ -80,11 +81,15 @@ class _States:
         return self._numbers[id(state)]
 
     def numbers(self, states: Mapping[str, State]) -> dict[str, int]:
+        """Return the numbers of several states by name."""
         return {name: self.number(state) for name, state in states.items()}
 
 
 def send_full(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block]) -> None:
-    """Send the plan and its states from rank 0 to the others."""
+    """Send a full-model round from rank 0 to the others.
+
+    States that every client gets are broadcast. A state for single clients goes only to their ranks.
+    """
     known = _States()
     shared = {
         "send": known.numbers(plan.send),
@@ -138,7 +143,7 @@ def _needed(single: Mapping[str, Any], block: Block, for_all: int) -> list[int]:
 
 
 def receive_full(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
-    """Return the plan for this rank's clients."""
+    """Receive a full-model round from rank 0 and return it for this rank's clients."""
     outlines = [message["outlines"][number] for number in message["outline_of"]]
     block: Block = tuple(message["blocks"][ranks.rank])
     shared, for_all = outlines[: message["for_all"]], message["for_all"]
@@ -172,7 +177,7 @@ def receive_full(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
 
 
 def send_results(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping[str, int]) -> None:
-    """Send this rank's results to rank 0."""
+    """Send this rank's results and its byte counts ``traffic`` to rank 0."""
     known = _States()
     answers = [
         [result.client, dict(result.numbers), known.numbers(result.states)] for result in results

@@ -17,7 +17,11 @@ from semisfl.stopping import Stopped
 
 
 class RankWorker:
-    """Serve one run from its beginning to its end."""
+    """One rank's side of a run: it obeys rank 0 from ``begin`` to ``end``.
+
+    Commands are ``begin`` (load images), ``split`` (begin a split round and send features), ``backward``
+    (take a step and send the next features), ``finish`` (send bottoms) and ``train`` (a full-model round).
+    """
 
     def __init__(self, ranks: Ranks, prepare: Callable[[Config], FleetSetup]) -> None:
         """Take ``prepare``, which loads on this machine what a configuration names."""

@@ -45,7 +45,7 @@ class Launch:
     max_restarts: int
 
     def device(self, option: str) -> str:
-        """Return the device of this rank for ``--device``: a GPU of its own if there are any."""
+        """Return the device of this rank for ``--device``: a GPU of its own, ``cuda:LOCAL_RANK``, if there are any."""
         several = option in ("auto", "cuda") and torch.cuda.is_available()
         return f"cuda:{self.local_rank}" if several else option
 
@@ -63,7 +63,10 @@ def launch() -> Launch | None:
 
 
 class Ranks:
-    """Send to and receive from the other processes of a group."""
+    """This process's place in a group of processes, and messages to and from the others.
+
+    Any failure of the group is raised as `RankLost`; after it only `leave` and exit make sense.
+    """
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self.device = device
@@ -171,6 +174,7 @@ class Transfer:
     works: Sequence[dist.Work]
 
     def wait(self) -> None:
+        """Return when all tensors have arrived or may be changed again; raise `RankLost` if a rank is gone."""
         with self.ranks.noticing_loss():
             for work in self.works:
                 work.wait()
