@@ -12,7 +12,7 @@ from semisfl.settings.catalog import METHODS
 from tests import toy
 
 PAGE = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
-ROUNDS, _, DEVICES = PAGE.partition("## Devices")
+ROUNDS = PAGE.partition("## The metrics of a round")[2].partition("### Devices")[0]
 LINES = re.findall(r"^\| `(\S+)` \|(.*)\|$", ROUNDS, re.MULTILINE)
 CELLS = {key: [cell.strip() for cell in rest.split("|")] for key, rest in LINES}
 
