@@ -1,7 +1,8 @@
 """Networks whose trained weights many people share, as layer tables: their bottoms can be brought to devices.
 
 Layers here have short names, and each table ends with a linear layer for the classes of the run. `WEIGHT_NAMES`
-maps the names that torchvision, timm and others give the weights to the names here.
+maps the names that torchvision, timm and others give the weights to the names here. Widths, depths and epsilons
+are those of the published networks: weights that are loaded would otherwise compute something else.
 """
 
 import re
@@ -32,7 +33,10 @@ from semisfl.settings.layer_kinds import (
 
 
 def _conv(name: str, width: int, kernel: int, stride: int = 1, **more: object) -> Conv:
-    """Return a convolution without bias that keeps the size of a picture, but for its stride."""
+    """Return a convolution without bias that keeps the size of a picture, but for its stride.
+
+    ``more`` replaces or adds settings of the layer.
+    """
     values = {"padding": kernel // 2, "bias": False, **more}
     return Conv.model_validate(
         {"name": name, "channels": width, "kernel": kernel, "stride": stride, **values}
@@ -45,7 +49,11 @@ def _conv(name: str, width: int, kernel: int, stride: int = 1, **more: object) -
 def _inverted(
     name: str, takes: int, gives: int, kernel: int, stride: int, expand: int, same: bool, eps: float
 ) -> Layer:
-    """Return an inverted residual block; ``same``: whether margins are TensorFlow's."""
+    """Return an inverted residual block (Sandler et al. 2018): expand the channels, convolve each, project them back.
+
+    ``takes`` and ``gives``: channels; ``expand``: by how much the block is wider inside; ``same``: whether margins are
+    TensorFlow's; ``eps``: BatchNorm's. Input and output are added where their shapes are the same.
+    """
     width, pad = takes * expand, "same" if same else kernel // 2
     body: list[Layer] = []
     if expand != 1:
@@ -66,6 +74,10 @@ Group = tuple[int, int, int, int, int]
 
 
 def _mobile(groups: Sequence[Group], last: int, same: bool, eps: float, drop: float) -> list[Layer]:
+    """Return a mobile network of ``groups`` of inverted blocks, with ``last`` channels before the linear layer.
+
+    ``same`` and ``eps`` are those of the blocks; ``drop``: the probability of dropout before the linear layer.
+    """
     layers: list[Layer] = [
         _conv("conv_stem", 32, 3, 2, padding="same" if same else 1),
         BatchNorm(name="bn_stem", eps=eps),
@@ -120,6 +132,10 @@ def efficientnet_lite0() -> list[Layer]:
 
 
 def _resnet(depths: Sequence[int], bottleneck: bool) -> list[Layer]:
+    """Return a residual network for large pictures; ``depths``: blocks per group.
+
+    ``bottleneck``: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions that are four times as wide outside as inside.
+    """
     layers: list[Layer] = [
         _conv("conv1", 64, 7, 2),
         BatchNorm(name="bn1"),
@@ -201,7 +217,10 @@ def convnext_tiny() -> list[Layer]:
 
 
 def _vit(patch: int, scaled: bool) -> list[Layer]:
-    """Return a small vision transformer; ``scaled``: with layer scale, as in DINOv2."""
+    """Return a small vision transformer: 12 blocks of width 384 with 6 heads, LayerNorm before each half.
+
+    ``patch``: side of the squares that become tokens, in pixels; ``scaled``: with layer scale, as in DINOv2.
+    """
     width, scale = 384, (Scale(name="scale"),) if scaled else ()
     layers: list[Layer] = [
         Conv(name="patches", channels=width, kernel=patch, stride=patch),
@@ -267,6 +286,7 @@ def _timm_mobile(before: Sequence[int]) -> Rules:
 
 
 def _torchvision_mobile(m: re.Match[str]) -> str:
+    """Return the name here of a layer of torchvision's MobileNetV2, by its block and its place inside."""
     parts = ["expand", "bn0", "depthwise", "bn1", "project", "bn2"]
     places = {"0.0": 0, "0.1": 1, "1.0": 2, "1.1": 3, "2": 4, "3": 5}
     if m[1] == "1":  # no expansion
@@ -275,15 +295,19 @@ def _torchvision_mobile(m: re.Match[str]) -> str:
 
 
 def _resnet_block(m: re.Match[str]) -> str:
+    """Return the name here of the usual ``layer<group>.<number>``, whose numbers begin at 0."""
     return f"block{m[1]}_{int(m[2]) + 1}"
 
 
+# torchvision's and timm's names of residual networks are the same.
 RESNET: Rules = (
     (r"layer(\d)\.(\d)\.(conv\d|bn\d)", lambda m: f"{_resnet_block(m)}.sum.{m[3]}"),
     (r"layer(\d)\.(\d)\.downsample\.0", lambda m: f"{_resnet_block(m)}.sum.shortcut.conv"),
     (r"layer(\d)\.(\d)\.downsample\.1", lambda m: f"{_resnet_block(m)}.sum.shortcut.bn"),
 )
+# torchvision numbers the layers of a block, timm names them.
 _CONVNEXT = {"0": "depthwise", "2": "norm", "3": "fc1", "5": "fc2", "conv_dw": "depthwise"}
+# timm's names, which the published weights of DINOv2 have too.
 VIT: Rules = (
     (r"cls_token", "class.weight"),
     (r"pos_embed", "positions.weight"),
@@ -357,4 +381,5 @@ WEIGHT_NAMES: dict[str, Rules] = {
 
 
 def _stage(m: re.Match[str]) -> str:
+    """Return the name here of timm's ``stages.<group>.blocks.<number>``, whose numbers begin at 0."""
     return f"block{int(m[1]) + 1}_{int(m[2]) + 1}"

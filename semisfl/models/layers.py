@@ -128,9 +128,10 @@ class Residual(nn.Module):
 
 
 class Gate(nn.Module):
-    """x body(x): squeeze-and-excitation."""
+    """x body(x): squeeze-and-excitation. The body gives a picture of one pixel, or one of the size of x."""
 
     def __init__(self, body: nn.Sequential) -> None:
+        """Take the layers that make the factors."""
         super().__init__()
         self.body = Layers(OrderedDict(named_layers(body)))
         keep_inputs(self)  # the body and the product read the same x
@@ -141,7 +142,7 @@ class Gate(nn.Module):
 
 
 class PaddedConv(nn.Conv2d):
-    """A convolution with other margins left than right, or above than below."""
+    """A convolution with other margins left than right, or above than below, as TensorFlow's "same" has them."""
 
     def __init__(self, *arguments: Any, margins: tuple[int, int, int, int], **more: Any) -> None:
         """Take the pixels to add: left, right, above, below; the other arguments are those of ``nn.Conv2d``."""
@@ -153,14 +154,20 @@ class PaddedConv(nn.Conv2d):
 
 
 class PositionNorm(nn.LayerNorm):
-    """LayerNorm over the channels at each position of pictures [n, channels, height, width]."""
+    """LayerNorm over the channels at each position of pictures [n, channels, height, width].
+
+    ConvNeXt has it; PyTorch's LayerNorm normalises the last axes, so the channels are moved there and back.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Scale(nn.Module):
-    """Multiply each channel of pictures, or each column of tokens or flat features, by a learned factor."""
+    """Multiply each channel of pictures, or each column of tokens or flat features, by a learned factor.
+
+    ``columns``: how many factors there are; ``start``: what they are before training.
+    """
 
     def __init__(self, columns: int, start: float) -> None:
         super().__init__()
@@ -172,14 +179,17 @@ class Scale(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Turn pictures [n, channels, height, width] into tokens [n, height x width, channels]."""
+    """Turn pictures [n, channels, height, width] into tokens [n, height x width, channels], row by row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(2).transpose(1, 2)
 
 
 class ClassToken(nn.Module):
-    """Put a learned token before the tokens [n, count, width]."""
+    """Put a learned token before the tokens [n, count, width], so that there are count + 1.
+
+    Its first values are drawn from a normal distribution of deviation 0.02, as those of `Positions`.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -190,7 +200,7 @@ class ClassToken(nn.Module):
 
 
 class Positions(nn.Module):
-    """Add a learned vector to each of the tokens [n, count, width]."""
+    """Add a learned vector to each of the tokens [n, count, width]: without it attention would not know their order."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -201,7 +211,10 @@ class Positions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over tokens [n, count, width]; ``qkv`` makes queries, keys and values in one product."""
+    """Self-attention over tokens [n, count, width]; ``qkv`` makes queries, keys and values in one product.
+
+    ``heads`` divides ``width``; ``bias``: whether ``qkv`` has one.
+    """
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -217,7 +230,7 @@ class Attention(nn.Module):
 
 
 class FirstToken(nn.Module):
-    """Keep the first of the tokens [n, count, width] as flat features [n, width]."""
+    """Keep the first of the tokens [n, count, width] as flat features [n, width]: what the class token has gathered."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, 0]

@@ -42,6 +42,7 @@ def _modules(placed: Sequence[Placed]) -> Layers:
 
 
 def _conv(layer: kinds.Conv, at: Placed) -> nn.Module:
+    """Return a convolution; PyTorch's own cannot have other margins left than right."""
     left, right, above, below = around = margins(layer, at.takes)
     arguments = (at.takes[0], layer.channels, pair(layer.kernel), pair(layer.stride))
     more: dict[str, Any] = {"groups": layer.groups, "bias": layer.bias}
@@ -51,22 +52,26 @@ def _conv(layer: kinds.Conv, at: Placed) -> nn.Module:
 
 
 def _batchnorm(layer: kinds.BatchNorm, at: Placed) -> nn.Module:
+    """Return BatchNorm for pictures or for flat features, whichever it is given."""
     kind = nn.BatchNorm2d if len(at.takes) == 3 else nn.BatchNorm1d
     return kind(at.takes[0], layer.eps, layer.momentum)
 
 
 def _layernorm(layer: kinds.LayerNorm, at: Placed) -> nn.Module:
+    """Return LayerNorm of a whole image, of each token, or of the channels at each position of a picture."""
     per_position = layer.per_position and len(at.takes) == 3
     kind = layers.PositionNorm if per_position else nn.LayerNorm
     return kind(normalised(layer, at.takes), layer.eps)
 
 
 def _average_pool(layer: kinds.AveragePool, at: Placed) -> nn.Module:
+    """Return a mean over windows, or over the whole picture if the layer has no size."""
     if layer.size is None:
         return nn.AdaptiveAvgPool2d(1)
     return nn.AvgPool2d(layer.size, layer.stride)
 
 
+# One maker per kind of layer; `WRITERS` below has one writer per class of module, and the two are inverse.
 MAKERS: dict[type[Layer], Callable[[Any, Placed], nn.Module]] = {
     kinds.Conv: _conv,
     kinds.BatchNorm: _batchnorm,
@@ -105,6 +110,7 @@ def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
     not have, or weights that two layers share.
     """
     rows = _rows(model)
+    # `named_parameters` counts a parameter once per place, `parameters` once.
     shared = sum(1 for _ in model.parameters()) != sum(
         1 for _ in model.named_parameters(remove_duplicate=False)
     )
@@ -115,7 +121,8 @@ def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
 
 Flow = Literal["picture", "tokens", "flat"]
 """What a layer is given for an image."""
-# Layers after which something else flows.
+# Layers after which something else flows. What flows decides what a layer means: PyTorch applies a linear layer to
+# the last axis of anything, a table only to flat features and tokens.
 FLOWS: dict[type[nn.Module], Flow] = {
     nn.Flatten: "flat",
     layers.FirstToken: "flat",
@@ -184,6 +191,7 @@ def _refuse_unusual(layer: nn.Module) -> None:
 
 
 def _conv_row(layer: nn.Conv2d, flow: Flow) -> dict[str, Any]:
+    """Write a convolution; ``padding`` is a number, a pair or the four margins."""
     if isinstance(layer.padding, str):
         raise ValueError(f"has padding = {layer.padding!r}; give it in pixels")
     padded = isinstance(layer, layers.PaddedConv)
@@ -203,6 +211,7 @@ def _batchnorm_row(layer: nn.BatchNorm2d | nn.BatchNorm1d, flow: Flow) -> dict[s
 
 
 def _layernorm_row(layer: nn.LayerNorm, flow: Flow) -> dict[str, Any]:
+    """Write a LayerNorm with scale and offset: a table has no other kind."""
     if len(layer.normalized_shape) not in (1, 3) or layer.bias is None:
         raise ValueError(
             f"has normalized_shape = {layer.normalized_shape} and bias = {layer.bias is not None}; in a table "
@@ -213,6 +222,7 @@ def _layernorm_row(layer: nn.LayerNorm, flow: Flow) -> dict[str, Any]:
 
 
 def _window_row(kind: str, layer: nn.Module) -> dict[str, Any]:
+    """Write a pooling layer; a stride equal to the size is left out."""
     size, stride = _sides(layer, "kernel_size"), _sides(layer, "stride")
     return {"kind": kind, "size": size} | ({} if stride == size else {"stride": stride})
 
@@ -223,11 +233,13 @@ def _pool_row(layer: nn.MaxPool2d, flow: Flow) -> dict[str, Any]:
 
 
 def _residual_row(layer: Residual, flow: Flow) -> dict[str, Any]:
+    """Write a residual block with the rows of its layers."""
     body, shortcut = _rows(layer.body, flow), _rows(layer.shortcut, flow)
     return {"kind": "residual", "body": body, "shortcut": shortcut}
 
 
 def _block_row(layer: nn.Sequential, flow: Flow) -> dict[str, Any]:
+    """Write a sequence inside the model as a block, which cannot be cut."""
     return {"kind": "block", "body": _rows(layer, flow)}
 
 

@@ -164,6 +164,7 @@ def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
 
 
 def _layernorm(layer: LayerNorm, takes: Sides) -> tuple[Sides, int]:
+    """The shape stays; a scale and an offset for every value that is normalised together."""
     return takes, 2 * prod(normalised(layer, takes))
 
 
@@ -198,16 +199,19 @@ def _linear(layer: Linear, takes: Sides) -> tuple[Sides, int]:
 
 
 def _tokens(layer: Tokens, takes: Sides) -> tuple[Sides, int]:
+    """One token per position, whose width is the number of channels."""
     channels, height, width = _picture(takes)
     return (height * width, channels), 0
 
 
 def _class_token(layer: ClassToken, takes: Sides) -> tuple[Sides, int]:
+    """One token more, which is learned."""
     count, width = _sequence(takes)
     return (count + 1, width), width
 
 
 def _attention(layer: Attention, takes: Sides) -> tuple[Sides, int]:
+    """The shape stays; queries, keys, values and the projection each have width x width weights."""
     _, width = _sequence(takes)
     if width % layer.heads:
         raise ValueError(
@@ -235,12 +239,15 @@ RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
 
 
 def pair(sides: Window) -> tuple[int, int]:
-    """Return a window's height and width from a number or a pair."""
+    """Return a window's height and width from one number, for squares, or from a pair."""
     return (sides, sides) if isinstance(sides, int) else sides
 
 
 def margins(layer: Conv, takes: Sides) -> Margins:
-    """Return the pixels that a convolution adds around a picture [channels, height, width]."""
+    """Return the pixels that a convolution adds around a picture [channels, height, width]: left, right, above, below.
+
+    ``padding = "same"`` is TensorFlow's: as many positions as the stride gives, and an odd pixel goes right and below.
+    """
     padding = layer.padding
     if padding == "same":
         _, *sides = takes
@@ -264,12 +271,15 @@ def margins(layer: Conv, takes: Sides) -> Margins:
 
 
 def normalised(layer: LayerNorm, takes: Sides) -> Sides:
-    """Return the shape that a LayerNorm normalises together."""
+    """Return the shape that a LayerNorm normalises together: all values of an image, or the channels of one position."""
     return (columns(takes),) if layer.per_position or len(takes) == 2 else takes
 
 
 def columns(takes: Sides) -> int:
-    """Return the channels of a picture, the width of tokens or the length of flat features."""
+    """Return the channels of a picture, the width of tokens or the length of flat features.
+
+    That is how many factors a layer has that scales each of them.
+    """
     return takes[1] if len(takes) == 2 else takes[0]
 
 
@@ -283,6 +293,7 @@ def _picture(takes: Sides) -> Shape:
 
 
 def _sequence(takes: Sides) -> tuple[int, int]:
+    """Return count and width of tokens; raise ValueError for a picture or flat features."""
     if len(takes) != 2:
         raise ValueError(f"takes tokens, and is given {_text(takes)}; put a tokens layer before it")
     return takes[0], takes[1]

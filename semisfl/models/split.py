@@ -122,7 +122,7 @@ def split(
 
 
 def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
-    """Raise ValueError for a parameter on both sides of the cut: each side would train its own."""
+    """Raise ValueError for a parameter on both sides of the cut: each side would train its own copy."""
     above = set(map(id, rest.parameters()))
     for name, parameter in bottom.named_parameters():
         if id(parameter) in above:

@@ -1,4 +1,8 @@
-"""The models known by name, as layer tables: the paper's four, and others that the field compares with."""
+"""The models known by name, as layer tables: the paper's four, and others that the field compares with.
+
+Names of layers are those by which a model is cut (``model.cut = "relu2"``) and by which checkpoints hold weights:
+to rename one makes older files unreadable.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -175,14 +179,17 @@ def wrn_28_2() -> list[Layer]:
 
 
 class NamedModel(NamedTuple):
-    """A catalog entry: the table, the input and classes that its published counts are for."""
+    """A model with a name: the function that makes its table, and the input that its published counts are for."""
 
     table: Callable[[], list[Layer]]
     shape: Shape = (3, 32, 32)
+    """Channels, height and width. The projection head has its published width at this shape alone."""
     classes: int = 10
 
 
 IMAGENET: Shape = (3, 224, 224)
+# The paper's four with the text's AlexNet, two that the field compares with, and those whose trained weights are
+# shared. An entry here needs its name in `semisfl.settings.catalog.MODELS`, which loads no torch.
 MODELS: dict[str, NamedModel] = {
     "cnn": NamedModel(cnn),
     "alexnet": NamedModel(alexnet),
