@@ -132,7 +132,10 @@ def read_file(path: Path) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing; at no moment can others read a key."""
+    """Write the whole file or nothing; at no moment can others read a key.
+
+    Its folder is made if there is none. Raises `CertError` with the system's reason, such as a full disk.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, content, private=True)
@@ -142,7 +145,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Let other commands that make certificates in ``directory`` wait until the block ends."""
+    """Let other commands that make certificates in ``directory`` wait until the block ends.
+
+    On a file system without locks nobody waits. Raises `CertError` if the folder cannot be made or opened.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -157,7 +163,10 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line in one write, so that two commands at once keep both lines."""
+    """Append a line in one write, so that two commands at once keep both lines.
+
+    Raises `CertError` as `write_file` does; no half of a line is left then.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # An editor may have left the last line without its end.
