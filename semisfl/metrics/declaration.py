@@ -1,4 +1,8 @@
-"""Declare a metric: its meaning, its unit, and the chart that shows it."""
+"""Declare a metric: its meaning, its unit, and the chart that shows it.
+
+The declaration is the only place that knows a metric: readers such as the page, pictures and the exporter go through
+`declared` and `panels_of`, so a metric of another package is shown like those of this one.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -10,7 +14,10 @@ LOSS = "loss_"
 
 @dataclass(frozen=True)
 class Axis:
-    """The x axis of a chart: a metric times ``scale`` plus ``first``, or its running sum."""
+    """The x axis of a chart: a metric times ``scale`` plus ``first``, or the running sum of that.
+
+    ``key`` is a metric of every round, and ``title`` names the axis with its unit.
+    """
 
     title: str
     key: str

@@ -1,4 +1,8 @@
-"""The metrics that a method reports about its round."""
+"""The metrics that a method reports about its round.
+
+All methods share one class, so that curves of different methods have the same names. A metric that makes no sense for
+a method is None in its rounds.
+"""
 
 # ruff: noqa: RUF009 (each metric is a field of its own)
 

@@ -1,4 +1,8 @@
-"""The metrics of a whole round, and their form in a file."""
+"""The metrics of a whole round, and their form in a file.
+
+A file has one JSON object per round and line. Keys without a value are left out, so files of this and other versions
+are read alike: an unknown key is a metric of the run's method if it is a number, and ignored otherwise.
+"""
 
 # ruff: noqa: RUF009 (each metric is a field of its own)
 
@@ -22,7 +26,10 @@ _cost = partial(metric, section="Cost")
 
 @dataclass(frozen=True, kw_only=True)
 class RoundMetrics(MethodMetrics):
-    """The metrics of a round as sinks get them: one line of ``metrics.jsonl``."""
+    """The metrics of a round as sinks get them: one line of ``metrics.jsonl``.
+
+    It has what the method reported, and what the run adds: the test, the bytes sent, the seconds and the warnings.
+    """
 
     round: int = field(
         metadata={"metric": {"meaning": "the round's index h, from 0", "gauge": None}}
@@ -121,7 +128,7 @@ class RoundMetrics(MethodMetrics):
         missing="nothing new",
     )
     diverged: bool | None = metric(
-        "`true`: losses or weights are NaN or out of bounds after this round",
+        "`true`: losses or weights are NaN or Inf after this round, which ended the run",
         gauge=None,
         missing="the round was good",
     )
@@ -136,7 +143,10 @@ class RoundMetrics(MethodMetrics):
 
     @classmethod
     def of(cls, reported: MethodMetrics, **values: Any) -> Self:
-        """Return what a method reported with the other ``values`` of its round."""
+        """Return what a method reported with the other ``values`` of its round.
+
+        Fields that only the method's own subclass of `MethodMetrics` has become entries of ``own``.
+        """
         shared = {item.name for item in fields(MethodMetrics)}
         own = {
             key: value

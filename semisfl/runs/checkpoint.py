@@ -64,9 +64,11 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def snapshot(state: Any, copies: dict[Place, Tensor] | None = None, name: str = "") -> Any:
-    """Return a copy that later steps cannot change; a tensor that occurs twice is copied once.
+    """Return a copy of a nested state that later steps cannot change; a tensor that occurs twice is copied once.
 
-    Raises ValueError for what a checkpoint could not give back as it was; ``name`` says where it is.
+    Tensors stay on their device. Raises ValueError for what a checkpoint could not give back as it was: keys that are
+    no text, and values other than tensors, numbers, text, lists and dictionaries. ``name`` is the place of ``state``,
+    for that error, and ``copies`` are the tensors so far.
     """
     copies = {} if copies is None else copies
     if isinstance(state, Tensor):

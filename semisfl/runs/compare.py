@@ -52,7 +52,7 @@ class Sweep:
 
     @classmethod
     def parse(cls, text: str) -> "Sweep":
-        """Return the sweep that ``KEY=V1,V2,...`` describes."""
+        """Return the sweep that ``KEY=V1,V2,...`` describes; raise `ConfigError` for other text."""
         key, _, values = text.partition("=")
         chosen = tuple(words_of(values))
         if not key.strip() or not chosen:
@@ -77,7 +77,11 @@ PLAIN = Variant()
 
 
 def read_variants(path: Path) -> list[Variant]:
-    """Read named variants from a TOML file: ``name = ["key=value", ...]``; ``[]`` is the preset as it is."""
+    """Read named variants from a TOML file: ``name = ["key=value", ...]``; ``[]`` is the preset as it is.
+
+    Raises `ConfigError` for another form, for a name that cannot be part of a directory's, and for variants that set
+    what has an option of its own.
+    """
     variants = []
     for name, settings in configs.read(path).items():
         listed = isinstance(settings, list) and all(isinstance(one, str) for one in settings)
@@ -111,11 +115,15 @@ class Job:
     def of(
         cls, config: Config, path: Path, name: str = "", differs: Mapping[str, str] | None = None
     ) -> "Job":
-        """Return the job of training ``config`` in the directory ``path``, which may hold part of the run already."""
+        """Return the job of training ``config`` in the directory ``path``, which may hold part of the run already.
+
+        ``name`` and ``differs`` are for the table of results. Raises `ConfigError` if there is a run with other
+        settings; limits and sinks may differ.
+        """
         return cls(config, path, _status(config, path), name, differs or {})
 
     def again(self) -> "Job":
-        """Return the job with its present status: another process may have started or finished it."""
+        """Return the job with its present status: another process may have started or finished it meanwhile."""
         return self.of(self.config, self.path, self.name, self.differs)
 
     @property
@@ -125,7 +133,10 @@ class Job:
         return [f"stop.{key}={'none' if limit is None else limit}" for key, limit in limits.items()]
 
     def prepare(self, **arguments: Any) -> AbstractContextManager[PreparedRun]:
-        """Start or continue the run; ``arguments`` are those of `semisfl.train`."""
+        """Start the run, or continue it from its last checkpoint, as `begin` and `go_on` do.
+
+        ``arguments`` are those of `semisfl.train`, such as ``device`` and ``stop``.
+        """
         if self.status == "unfinished":
             return go_on(self.path, settings=self.changed, **arguments)
         return begin(self.config, out=self.path, **arguments)
@@ -198,6 +209,10 @@ def list_jobs(
 
 
 def _status(config: Config, path: Path) -> Status:
+    """Return how far the run of ``config`` in ``path`` got; raise `ConfigError` if another run is there.
+
+    A run that its limit ended is unfinished if ``config`` has another limit; one that diverged is finished.
+    """
     if not (path / "config.toml").is_file():
         return "new"
     there = RunDirectory.open(path).config()
@@ -325,9 +340,11 @@ class Processes:
         self._folder = tempfile.TemporaryDirectory(prefix="semisfl-")
 
     def has_room(self) -> bool:
+        """Return whether another run may start now."""
         return len(self._running) < self._count
 
     def start(self, job: Job) -> None:
+        """Start or continue a run, and count the attempt."""
         self._attempts[job.path] = self._attempts.get(job.path, 0) + 1
         cores = max(1, (os.cpu_count() or 1) // self._count)
         stem = Path(self._folder.name) / str(sum(self._attempts.values()))
@@ -390,7 +407,10 @@ class RayPool:
     """A pool of all runs at once on a Ray cluster: one per GPU or share of it, or one per core without GPUs."""
 
     def __init__(self, address: str | None, share: int = 1, device: str = "auto") -> None:
-        """Connect to the cluster at ``address`` (None: start one here); place ``share`` runs on each GPU."""
+        """Connect to the cluster at ``address``, which is HOST:PORT or "auto"; None: start one on this machine.
+
+        ``share`` runs are placed on each GPU. Raises ImportError if Ray is not installed.
+        """
         try:
             import ray  # an extra
         except ImportError as error:
@@ -409,6 +429,7 @@ class RayPool:
         return True
 
     def start(self, job: Job) -> None:
+        """Queue a run on the cluster."""
         values = job.config.model_dump(mode="json")
         answer = self._train.remote(values, str(job.path.absolute()), self._device)
         self._running[answer] = job.path
@@ -419,6 +440,7 @@ class RayPool:
         return {self._running.pop(answer): self._problem(answer) for answer in done}
 
     def _problem(self, answer: Any) -> Exception | None:
+        """Return the error of a run that ended; None if it reached its end."""
         try:
             self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:

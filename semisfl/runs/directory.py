@@ -118,6 +118,7 @@ class RunDirectory:
                 )
 
     def _fill(self, run_config: Config, holdings: Holdings | None, device: str) -> None:
+        """Make the directory, lock it and write the files of a new run; the configuration comes last."""
         # Weights and the names of devices are for the owner alone.
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         present = set(self.path.iterdir())
@@ -258,6 +259,7 @@ class RunDirectory:
         return saved
 
     def _save(self, name: str, write: Callable[[Path], None]) -> bool:
+        """Let ``write`` write a checkpoint's file; return whether the disk took it."""
         file = f"{name}.safetensors"
         try:
             write(self.path / file)

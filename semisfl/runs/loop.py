@@ -36,14 +36,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Result:
-    """The result of a run."""
+    """The result of a run, which `train` and `resume` return. Accuracies are in percent."""
 
     accuracy: float
-    """Accuracy of the method's tested model after the last round, in percent."""
+    """Accuracy of the method's tested model in the last test; NaN if no round was tested."""
     best: float
+    """Highest accuracy of all tests of good rounds."""
     test_accuracy: float | None
     """Accuracy on the test set; None unless rounds are judged on validation images and the run has ended."""
     model: nn.Module
+    """The tested model, with its weights after the last round."""
     rounds: list[dict[str, Any]] = field(repr=False)
     """The metrics of every round, those before a resume included."""
     stopped: bool = False
@@ -161,14 +163,18 @@ class Rounds:
 
     @property
     def ended(self) -> bool:
-        """Return whether no round is left to run."""
+        """Return whether no round is left to run: all are done, the last one diverged, or a limit is met."""
         done = self.next >= self._experiment.config.rounds
         return done or self.diverged or self.limit is not None
 
     # --- one round ---------------------------------------------------------------------------------
 
     def attempt(self) -> RoundMetrics | None:
-        """Run a round and return its metrics; None if it was undone and must be repeated. May raise `Stopped`."""
+        """Run the round ``next`` and return its metrics; None if it was undone and must be repeated.
+
+        The metrics have the scores of a test where one is due, and the warnings of `Advice`. Raises `Stopped` if the
+        run was asked to end; the state is then somewhere within the round, and its start is still known.
+        """
         experiment, fleet = self._experiment, self._experiment.fleet
         # 1. Copy the state: an undone round returns to it, and a stopped run writes it as checkpoint.
         started = time.perf_counter()
@@ -231,6 +237,7 @@ class Rounds:
         return self._with_test_accuracy(metrics) if at_end or limit else metrics
 
     def _judged(self, metrics: RoundMetrics) -> RoundMetrics:
+        """Return the metrics of a round with the scores of a test, on the images that rounds are judged on."""
         begun = time.perf_counter()
         scores = self._experiment.evaluate()
         judged = next(iter(scores.values()))
@@ -253,9 +260,11 @@ class Rounds:
         return tested.with_test(time.perf_counter() - begun)
 
     def _limit_after(self, metrics: RoundMetrics) -> str | None:
+        """Return the key of ``stop`` that is met once these metrics are recorded, or None."""
         return met(self._experiment.config.stop, self.standing.then(metrics))
 
     def _measure(self, metrics: RoundMetrics) -> float:
+        """Return the value by which the best model is chosen; -1 for a round without a test."""
         value = getattr(metrics, self._experiment.config.runtime.best_by)
         return -1.0 if value is None else float(value)
 
@@ -271,7 +280,10 @@ class Rounds:
     # --- between two rounds ------------------------------------------------------------------------
 
     def keep(self, metrics: RoundMetrics) -> list[Path]:
-        """Record a finished round and return the checkpoints written, which are of good states only."""
+        """Record a finished round and return the checkpoints written, which are of good states only.
+
+        After a diverged round that is the state at its start, so that a resumed run repeats it.
+        """
         config = self._experiment.config
         improved = not self.diverged and self._measure(metrics) > self._highest
         if improved:
@@ -303,7 +315,10 @@ class Rounds:
         return self._write(self._before) if self._before and not self.diverged else []
 
     def _write(self, state: dict[str, Any]) -> list[Path]:
-        """Write ``state`` as the latest checkpoint, and the best model; return the files written."""
+        """Write ``state`` as the latest checkpoint, and the best model since the last; return the files written.
+
+        A state with NaN or Inf anywhere, as in a queue of keys, is not written: it could not be continued from.
+        """
         if self._directory is None:
             return []
         if not checkpoint.finite(state["method"]):
@@ -320,6 +335,7 @@ class Rounds:
         return [self._directory.path / f"{name}.safetensors" for name in written]
 
     def _state(self) -> dict[str, Any]:
+        """Return all that the next round depends on, and the model."""
         return {**self._experiment.state_dict(), **self._model_state()}
 
     def _model_state(self) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def picture(groups: Sequence[Group], charts: Sequence[Chart] = ()) -> "Figure":
 
 
 def _legend(group: Group) -> str:
+    """Return a group's label with the number of its seeds, and whether it is unfinished."""
     seeds = f"{len(group.runs)} seeds" if len(group.runs) > 1 else ""
     state = "" if group.finished else "unfinished"
     about = ", ".join(part for part in (seeds, state) if part)
@@ -91,6 +92,7 @@ def _legend(group: Group) -> str:
 
 
 def _draw_chart(axes: "Axes", chart: Chart, groups: Sequence[Group]) -> None:
+    """Draw the curves of all groups into one chart, with its titles."""
     drawn = set()
     for place, group in enumerate(groups):
         for style, metric in zip(cycle(STYLES), chart.metrics, strict=False):

@@ -194,6 +194,7 @@ def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow:
 
 
 def _table(config: Config, own: nn.Sequential | None) -> list[dict[str, Any]] | None:
+    """Return the whole model as a table of layers; None if it is code that no table describes."""
     if own is not None:
         try:
             return layers_of(own)

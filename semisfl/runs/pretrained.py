@@ -61,7 +61,10 @@ def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] =
 
 
 def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequence[str]]:
-    """Return the tensors in a file by the names they have here, and its classes if it names them."""
+    """Return the tensors in a file by the names they have here, and its classes if it names them.
+
+    ``where`` names the file in errors; ``rules`` translate the names of layers.
+    """
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
@@ -96,6 +99,7 @@ def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _renamed(stored: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
+    """Return tensors by the names that their layers have here."""
     """Return the tensors of a file by their names here; a rule is for a whole name or for a layer's."""
     renamed = {}
     for key, tensor in stored.items():

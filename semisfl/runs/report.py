@@ -126,7 +126,7 @@ class Group:
 
 
 def label_of(name: str, differs: Mapping[str, str]) -> str:
-    """Return a name and the settings that differ, a few of them."""
+    """Return a name and the settings that differ: at most `MOST_DIFFERENCES` of them, and a mark that there are more."""
     shown = [f"{key}={value}" for key, value in differs.items()]
     more = ["…"] if len(shown) > MOST_DIFFERENCES else []
     return " ".join([name, *shown[:MOST_DIFFERENCES], *more])
@@ -220,7 +220,7 @@ def alike_but_for_seed(
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that may change a run's numbers, but not its seed, as text by dotted key."""
+    """Return the settings that may change a run's numbers, without its seed, as text by dotted key."""
     values = flatten(config)
     if values.get("fleet.kind") == "cluster":  # ranks of torchrun give what one process does
         values["fleet.kind"] = "local"
@@ -365,6 +365,7 @@ def summarise(group: Group, target: float | None = None) -> Summary:
 
 
 def _at_the_end(group: Group) -> Spread | None:
+    """Return the accuracy on the test set after the last round; None if a run has not read the test set yet."""
     if group.judged_on == "test":
         return Spread.of([run.accuracy for run in group.runs])
     last = [run.tested[-1].test_accuracy for run in group.runs]
@@ -379,12 +380,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _total_seconds(rounds: Sequence[RoundMetrics]) -> float | None:
+    """Return the seconds of all rounds together; None if one of them does not say."""
     known = [one.seconds for one in rounds if one.seconds is not None]
     return sum(known) if len(known) == len(rounds) else None
 
 
 def rounds_to(run: Run, target: float) -> list[RoundMetrics] | None:
-    """Return the rounds up to the first good one that reaches the accuracy ``target``, or None."""
+    """Return the rounds up to the first good one whose accuracy is ``target`` percent or more; None if none is."""
     for count, metrics in enumerate(run.rounds, 1):
         there = metrics.accuracy is not None and metrics.accuracy >= target
         if there and not metrics.diverged:
@@ -393,6 +395,7 @@ def rounds_to(run: Run, target: float) -> list[RoundMetrics] | None:
 
 
 def _to_target(group: Group, target: float) -> ToTarget:
+    """Return what reaching ``target`` percent took, on average over the runs that reached it."""
     reached = [rounds for run in group.runs if (rounds := rounds_to(run, target)) is not None]
     if not reached:
         return ToTarget(0, None, None, None)
@@ -505,47 +508,47 @@ def write_table(
     return list(texts)
 
 
-def _results(summaries: Sequence[Summary]) -> Cells:
-    with_target = any(summary.to_target for summary in summaries)
-    costs = ("target_reached", "target_rounds", "target_bytes", "target_seconds")
-    lines: Cells = [
-        [
-            *("label", "method", "seeds", "rounds", "judged_on", "accuracy", "accuracy_stderr"),
-            *("best", "best_stderr", "test", "test_stderr", "bytes", "seconds"),
-            *(costs if with_target else ()),
-        ]
-    ]
+def _results(summaries: Sequence[Summary]) -> list[dict[str, object]]:
+    """Return a line of the table for each group: its cells by the title of their column."""
+    lines = []
     for one in summaries:
-        test = (one.test.mean, one.test.stderr) if one.test else (None, None)
-        cost = list(vars(one.to_target).values()) if one.to_target else []
-        lines.append(
-            [
-                *(one.label, one.method, len(one.runs), one.rounds, one.judged_on),
-                *(one.accuracy.mean, one.accuracy.stderr, one.best.mean, one.best.stderr),
-                *(*test, one.bytes, one.seconds, *cost),
-            ]
-        )
+        line: dict[str, object] = {"label": one.label, "method": one.method}
+        line |= {"seeds": len(one.runs), "rounds": one.rounds, "judged_on": one.judged_on}
+        for name, spread in (("accuracy", one.accuracy), ("best", one.best), ("test", one.test)):
+            line |= {name: spread and spread.mean, f"{name}_stderr": spread and spread.stderr}
+        line |= {"bytes": one.bytes, "seconds": one.seconds}
+        cost = vars(one.to_target) if one.to_target else {}
+        lines.append(line | {f"target_{name}": value for name, value in cost.items()})
     return lines
 
 
-def _differences(pairs: Sequence[Difference]) -> Cells:
-    lines: Cells = [["first", "second", "seeds", "judged_on", "difference", "low", "high", "wins"]]
-    for pair in pairs:
-        ends = pair.interval or (None, None)
-        named = (pair.first, pair.second, pair.seeds, pair.judged_on)
-        lines.append([*named, pair.mean, *ends, pair.wins])
-    return lines
+def _differences(pairs: Sequence[Difference]) -> list[dict[str, object]]:
+    """Return a line of the table for each pair of groups; a single seed has no interval."""
+    return [
+        {"first": pair.first, "second": pair.second, "seeds": pair.seeds}
+        | {"judged_on": pair.judged_on, "difference": pair.mean}
+        | dict(zip(("low", "high"), pair.interval or (None, None), strict=True))
+        | {"wins": pair.wins}
+        for pair in pairs
+    ]
 
 
-def _csv(lines: Cells) -> str:
+def _csv(lines: Sequence[Mapping[str, object]]) -> str:
+    """Return lines with the same columns as CSV, with numbers of at most four decimals; None is an empty cell."""
     text = io.StringIO()
-    rounded = [[round(c, 4) if isinstance(c, float) else c for c in line] for line in lines]
-    csv.writer(text, lineterminator="\n").writerows(rounded)  # None is an empty cell
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()})
     return text.getvalue()
 
 
 def latex(summaries: Sequence[Summary], pairs: Sequence[Difference]) -> str:
-    """Return ``tabular`` environments, for ``\\input`` with the package booktabs."""
+    """Return ``tabular`` environments, for ``\\input`` with the package booktabs.
+
+    The first has a line per group; the second, if there are ``pairs``, a line per difference. A method with a note in
+    the catalog has a star, and the note as a comment.
+    """
     validated = any(summary.judged_on == "validation" for summary in summaries)
     judged = accuracy_of(summary.judged_on for summary in summaries)
     test_title = ["test, \\%"] if validated else []
@@ -569,6 +572,7 @@ def latex(summaries: Sequence[Summary], pairs: Sequence[Difference]) -> str:
 
 
 def _tabular(lines: Cells) -> str:
+    """Return a table of LaTeX, whose first line has the titles and whose first column has text."""
     head, *body = [" & ".join(map(str, line)) + r" \\" for line in lines]
     columns = "l" + "r" * (len(lines[0]) - 1)
     text = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
@@ -576,6 +580,7 @@ def _tabular(lines: Cells) -> str:
 
 
 def _spread(value: Spread | None) -> str:
+    """Return a mean with its standard error in LaTeX's mathematics; a dash if there is none."""
     if value is None:
         return "--"
     error = "" if value.stderr is None else rf" \pm {value.stderr:.1f}"

@@ -24,12 +24,13 @@ Observer = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The facts about a run that its sinks receive."""
+    """The facts about a run that its sinks receive at its start."""
 
     config: Config
     first: int
-    """The first round; not 0 if the run is resumed."""
+    """The index of the first round; not 0 if the run is resumed."""
     directory: Path | None
+    """The run's directory, in which a sink may write files of its own; None: the run keeps no files."""
 
 
 class Sink(Protocol):
@@ -53,6 +54,7 @@ class MetricsFile:
         self.unwritten: list[str] = []
 
     def write(self, metrics: RoundMetrics) -> None:
+        """Append the metrics of a round. A disk that refuses them ends nothing: they wait in ``unwritten``."""
         self.unwritten.append(json.dumps(_finite(metrics.as_dict())) + "\n")
         self._flush()
 
@@ -80,18 +82,22 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Observed(Sink):
+class Observed:
     """Call a function of the user with the plain values of each round; an exception in it ends the run."""
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
 
+    def start(self, run: RunInfo) -> None: ...
+
     def write(self, metrics: RoundMetrics) -> None:
         self._observe(metrics.as_dict())
 
+    def close(self) -> None: ...
+
 
 class Guarded:
-    """Wrap a sink whose failure must not end the run: it is logged once, and the sink is not called again."""
+    """A sink whose failure does not end the run: it is logged once, and the sink is not called again."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -146,7 +152,10 @@ def tell_round(
     model: "nn.Module",
     checkpoints: Iterable[Path],
 ) -> bool:
-    """Call every callback about a finished round; return whether one of them ends the run."""
+    """Call every callback about a finished round; return whether one of them ends the run.
+
+    ``model`` is the tested model, and ``checkpoints`` are the files that were written after the round.
+    """
     answers = [callback.on_round(metrics) for callback in callbacks]
     if metrics.accuracy is not None:
         # A callback may call `train` or `eval`; a teacher's mode is set only once, when it is made.

@@ -172,6 +172,7 @@ def go_on(
 
 
 def _where_clients_live(config: Config, network: NetworkOptions | None) -> Config:
+    """Return ``config`` with clients on other machines if ``network`` is set."""
     if network is None:
         return config
     # A round over a network is expensive: a restarted server repeats only the unfinished one.
@@ -280,5 +281,6 @@ def resume(
 
 
 def _watchers(observe: Observer | None, sinks: Sequence[Sink]) -> list[Sink]:
+    """Return the sinks of a caller of `train`; only ``observe`` may end the run by an exception."""
     mine: list[Sink] = [Observed(observe)] if observe is not None else []
     return mine + [Guarded(sink) for sink in sinks]

@@ -12,7 +12,10 @@ GROUPS = ("loss", "accuracy", "seconds", "bytes")
 
 
 class TensorBoard:
-    """A sink that writes every number of a round; a resumed run replaces the rounds it repeats."""
+    """A sink that writes every number of a round into the run's folder ``tensorboard``.
+
+    A resumed run replaces the rounds that it repeats.
+    """
 
     def start(self, run: RunInfo) -> None:
         if run.directory is None:

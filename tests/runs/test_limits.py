@@ -14,7 +14,6 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.reading import Standing, met
 from semisfl.runs.report import read_run
 from semisfl.runs.start import resume, train
-from semisfl.settings.config import ConfigError
 from semisfl.settings.run import StopConfig
 from tests import toy
 from tests.toy import own
@@ -92,19 +91,6 @@ def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none
     states = [checkpoint.read(tmp_path / name / "latest.safetensors") for name in ("whole", "run")]
     assert checkpoint.digest(states[0]["method"]) == checkpoint.digest(states[1]["method"])
     assert RunDirectory.open(path).config().stop == StopConfig()
-
-
-def test_other_settings_cannot_be_changed_when_resuming(tmp_path: Path) -> None:
-    train(toy.values("supervised", "stop.hours=1e-9"), out=tmp_path / "run", **own())
-    before = (tmp_path / "run" / "config.toml").read_bytes()
-    for setting, error in (
-        ("seed=2", "'seed=2': --resume continues a run as it was set up"),
-        ("stop.hours=-1", "stop.hours = -1: .*greater than 0"),
-        ("stop.tomorrow=1", "'stop.tomorrow=1': .* what can be changed is stop.target, "),
-    ):
-        with pytest.raises(ConfigError, match=error):
-            resume(tmp_path / "run", settings=[setting], **own())
-    assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
 def test_devices_are_not_told_and_a_run_with_another_limit_is_the_same_to_them() -> None:

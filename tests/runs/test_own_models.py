@@ -161,21 +161,6 @@ def test_a_model_that_no_table_describes_still_trains(
     assert "train(..., model" not in error, "which does not help to replay"
 
 
-@pytest.mark.parametrize("method", ["semisfl", "semifl"])
-@pytest.mark.parametrize("normalised", ["weight_norm", "spectral_norm"])
-def test_parametrized_weights_are_trained(method: str, normalised: str) -> None:
-    norm = getattr(nn.utils.parametrizations, normalised)
-    own = nn.Sequential(
-        norm(nn.Conv2d(1, 3, 5, 3)), nn.ReLU(), nn.Flatten(), norm(nn.Linear(192, 10))
-    )
-    before = list(own.parameters())
-    result = train(small("rounds=1", f"method={method}"), model=own, device="cpu")
-    trained = result.model.state_dict()
-    after = [value for key, value in trained.items() if ".0.parametrizations" in key]
-    assert len(after) >= 2
-    assert not any(torch.equal(new, old) for new in after for old in before)
-
-
 # --- the page about them ---------------------------------------------------------------------------
 
 

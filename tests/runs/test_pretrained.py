@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from semisfl import Callback, load, resume, train
+from semisfl import load, train
 from semisfl.models import split as models
 from semisfl.models.build import build
 from semisfl.runs.pretrained import start_from
@@ -146,26 +146,6 @@ def test_the_head_is_new_if_the_classes_have_other_names(tmp_path: Path, warning
         (head,) = [key for key in new if key.endswith("fc2.weight")]
         assert torch.equal(old[head], new[head]) is same
         assert ("the head fc2 is new" in warnings.text) is not same
-
-
-def test_a_resumed_run_does_not_read_the_file_again(tmp_path: Path) -> None:
-    train(settings(), out=tmp_path / "first", **own())
-    best = tmp_path / "first" / "best.safetensors"
-    two = settings(f"model.weights={best}", "rounds=2", "runtime.checkpoint_every=1")
-    uninterrupted = train(two, **own())
-    train(two, out=tmp_path / "second", callbacks=[_Once()], **own())
-    best.unlink()
-    assert (
-        resume(tmp_path / "second", **own()).history["loss_semi"]
-        == uninterrupted.history["loss_semi"]
-    )
-    described = load(tmp_path / "second").description.settings
-    assert described["model"]["weights"] == "best.safetensors", "without the path"
-
-
-class _Once(Callback):
-    def on_round(self, metrics: object) -> bool:
-        return True
 
 
 class Bomb:

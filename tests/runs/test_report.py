@@ -1,7 +1,6 @@
 """Reports: what they read, how they group and average, and that nothing of training is needed."""
 
 import json
-import logging
 import math
 import subprocess
 import sys
@@ -97,19 +96,6 @@ def test_an_unfinished_seed_is_left_out_of_the_mean_with_a_note(tmp_path: Path) 
     assert summary.remark == f"1 of 3 runs left out as unfinished: {late} (round 2 of 3)"
     assert plots._curve(group, plots.Chart(), "accuracy")[1] == [50.0, 75.0, 85.0]
     assert plots._legend(group) == "SemiSFL (2 seeds)"
-
-
-def test_a_group_without_a_tested_round_is_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
-    write_run(tmp_path / "a", [50.0])
-    write_run(tmp_path / "b", [None], rounds=2, method="supervised")
-    groups = report.group_runs(report.find_runs([tmp_path]))
-    assert [group.label for group in groups] == ["SemiSFL"]
-    assert (
-        f"Supervised-only is left out: no round was tested yet in {tmp_path / 'b'}" in caplog.text
-    )
 
 
 # --- files -----------------------------------------------------------------------------------------

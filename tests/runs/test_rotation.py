@@ -1,6 +1,5 @@
 """The good checkpoint before the latest outlasts whatever a disk refuses."""
 
-import errno
 import logging
 import os
 from pathlib import Path
@@ -89,23 +88,3 @@ def test_a_state_with_nan_is_not_written(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Experiment, "state_dict", with_nan)
     result = train(toy.values("supervised", "rounds=2"), out=tmp_path / "run", **toy.own())
     assert len(result.rounds) == 2 and not (tmp_path / "run" / "latest.safetensors").exists()
-
-
-def test_a_disk_that_becomes_read_only_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On such a disk even removing a missing file is refused."""
-    directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
-    for number in (1, 2):
-        assert directory.save_latest(state(number))
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    with monkeypatch.context() as patched:
-        for name in ("open", "link", "replace", "unlink"):
-            patched.setattr(os, name, refuse)
-        patched.setattr(Path, "unlink", refuse)
-        patched.setattr("builtins.open", refuse)
-        assert not directory.save_latest(state(3))
-    assert rounds(directory) == [2, 1]

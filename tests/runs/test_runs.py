@@ -285,23 +285,6 @@ def test_never_overwrites_a_run(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
-def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "models"
-    place.mkdir()
-    (place / "log.txt").touch()  # where the shell sends what the command prints
-    for name in ("run.lock", "environment.json", "holdings.json"):  # of a start that was killed
-        (place / name).write_text("{}")
-    RunDirectory.create(place, small()).undo()
-    (place / "best.safetensors").write_text("mine")
-    with pytest.raises(
-        ValueError,
-        match=r"models is no run and holds best.safetensors, which a run would overwrite",
-    ):
-        train(small("rounds=1"), data=DATA, device="cpu", out=place)
-    assert (place / "best.safetensors").read_text() == "mine"
-    assert not (place / "config.toml").exists()
-
-
 # --- damage and full disks ---------------------------------------------------------------------------
 
 STATE = {
@@ -332,21 +315,6 @@ def test_digest_sees_everything() -> None:
     ):
         seen.add(checkpoint.digest({**STATE, **change}))
     assert len(seen) == 6
-
-
-def one_line(error: pytest.ExceptionInfo[CheckpointError], file: Path) -> None:
-    assert str(file) in str(error.value) and "\n" not in str(error.value)
-
-
-def test_every_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "state.safetensors"
-    checkpoint.write(file, STATE)
-    content = file.read_bytes()
-    for length in (*range(0, len(content), 13), len(content) - 1):
-        file.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match="damaged") as error:
-            checkpoint.read(file)
-        one_line(error, file)
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -464,45 +432,7 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     assert record["loss_semi"] is None and record["accuracy_student"] is None
 
 
-@pytest.mark.parametrize(
-    ("clients", "error"),
-    [
-        (([0, 1], []), "the partition gives clients 1 no images"),
-        (([0, 1], [240]), "names images 240 to 240; there are 0 to 239"),
-        (([0, 1], [-1]), "names images -1 to -1"),
-    ],
-)
-def test_a_partition_of_ones_own_is_checked(clients: Any, error: str) -> None:
-    rows = [np.asarray(one, np.int64) for one in ([5, 6, 7], *clients)]
-    partition = Partition(labeled=rows[0], clients=tuple(rows[1:]))
-    with pytest.raises(ValueError, match=error):
-        train(small("clients.total=2", "clients.active=2"), data=DATA, partition=partition)
-
-
-def test_images_without_a_test_and_with_strange_channels_are_refused() -> None:
-    nothing = replace(DATA, test_images=DATA.test_images[:0], test_labels=DATA.test_labels[:0])
-    with pytest.raises(ValueError, match="has no test images; some are needed"):
-        train(small(), data=nothing, device="cpu")
-    five = {name: getattr(DATA, name)[:, [0] * 5] for name in ("images", "test_images")}
-    with pytest.raises(ValueError, match="1 or 3 channels"):
-        replace(DATA, **five, mean=(0.5,) * 5, std=(0.5,) * 5)
-
-
 # --- bad input ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("assignments", "reason"),
-    [
-        (["data.labeled=2"], "data.labeled = 2 is below the 3 classes"),
-        (["clients.total=300"], "clients.total = 300 exceeds the 228 images left for them"),
-        (["data.partition.kind=folders"], "has no client folders"),
-    ],
-)
-def test_each_mistake_is_one_line(assignments: list[str], reason: str) -> None:
-    with pytest.raises(ValueError) as error:
-        train(small(*assignments), data=DATA, device="cpu")
-    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
 def test_partition_and_clients_must_agree() -> None:

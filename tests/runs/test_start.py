@@ -1,8 +1,6 @@
 """Starting and resuming: what is found before a directory is made, and what K_min is reckoned with."""
 
 import json
-import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from semisfl.data.partition import Partition
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
-from semisfl.runs import checkpoint, run_log, start
+from semisfl.runs import checkpoint, start
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.run_data import load_images
 from semisfl.runs.sinks import Callback
@@ -287,15 +285,6 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     assert not list((tmp_path / "run").glob(".*"))
 
 
-def test_of_two_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:
-    first = RunDirectory.create(tmp_path / "run", tiny(2))
-    os.rename(tmp_path / "run" / "config.toml", tmp_path / "config.toml")  # it is not there yet
-    with pytest.raises(ValueError, match="is in use by process"):
-        RunDirectory.create(tmp_path / "run", tiny(2))
-    assert (tmp_path / "run" / "environment.json").exists(), "the first one's"
-    first.unlock()
-
-
 def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "run", tiny(2)).unlock()
     first, second = RunDirectory.open(tmp_path / "run"), RunDirectory.open(tmp_path / "run")
@@ -306,21 +295,6 @@ def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     first.unlock()
     second.lock()
     second.unlock()
-
-
-def test_a_full_disk_takes_neither_lines_to_repeat_nor_the_log_for_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = RunDirectory.create(tmp_path / "run", tiny(2))
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    metrics.write_text('{"round": 0}\n{"round": 1}\n{"round": 2}\n{"rou')
-    with largest_file(0):
-        assert directory.keep_metrics_before(2) == [{"round": 0}, {"round": 1}]
-        with run_log.written(tmp_path / "run" / "run.log"):
-            logging.getLogger("semisfl").info("refused")
-    assert metrics.read_text() == '{"round": 0}\n{"round": 1}\n'
-    assert capsys.readouterr().err == "", "no traceback of the log's own"
-    directory.unlock()
 
 
 def judged(part: str) -> Config:

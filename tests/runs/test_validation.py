@@ -10,14 +10,14 @@ import torch
 
 from semisfl import load
 from semisfl.data.dataset import Dataset
-from semisfl.data.partition import Partition, set_aside
+from semisfl.data.partition import Partition
 from semisfl.data.sources import join
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import divide
 from semisfl.runs.scores import Scores
 from semisfl.runs.start import resume, train
-from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.config import Config
 from semisfl.use.model_card import card
 from tests import toy
 from tests.net.harness import Network, tiny, toy_data
@@ -72,35 +72,6 @@ def test_a_servers_images_over_a_network_are_its_own() -> None:
     partition = divide(config("fleet.kind=network"), toy.dataset())
     assert sorted(everything(partition)) == list(range(200))
     assert (len(partition.validation), partition.clients) == (40, ())
-
-
-def test_a_share_below_one_image_per_class_still_takes_one_of_each_and_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    data = toy.dataset()
-    assert np.bincount(data.labels[set_aside(data, 0.005, 0)]).tolist() == [1, 1, 1, 1]
-    assert "data.validation = 0.005 takes 4 of 200 labelled training images" in caplog.text
-    caplog.clear()
-    set_aside(data, 0.02, 0)
-    set_aside(data, 0.0125, 0)  # 4 of 200, where 2.5 were asked for
-    assert not caplog.text
-    three = replace(data, labels=torch.where(data.labels == 3, 0, data.labels))
-    assert np.bincount(three.labels[set_aside(three, 0.005, 0)]).tolist() == [1, 1, 1]
-
-
-def test_validation_that_leaves_no_training_images_is_refused() -> None:
-    data = toy.dataset()
-    few = replace(
-        data,
-        labels=torch.where(data.labels == 3, 0, data.labels).index_fill(0, torch.tensor([7]), 3),
-    )
-    with pytest.raises(ValueError, match=r"0.99 leaves no image of class colour\d .*smaller"):
-        set_aside(few, 0.99, 0)
-    one_each = replace(data, labels=torch.where(torch.arange(200) < 4, data.labels, -1))
-    with pytest.raises(ValueError, match=r"0.2 needs a class with two labelled images; .* none"):
-        set_aside(one_each, 0.2, 0)
-    with pytest.raises(ConfigError, match="the partition sets 0 images aside"):
-        train(config(), data=data, partition=toy.partition(data), model=toy.network(), device="cpu")
 
 
 # --- what is judged ------------------------------------------------------------------------------------
