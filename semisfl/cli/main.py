@@ -50,7 +50,7 @@ MISTAKE = 2
 IN_USE = EXIT_CODE
 """3: the run directory is in use by another process, or already holds a run."""
 DIVERGED = advice.DIVERGED
-"""4: the run ended with NaN, or with losses or weights out of bounds."""
+"""4: the run ended with NaN or Inf in its losses or weights."""
 INTERRUPTED = 130
 """The command was interrupted: by a second signal, or by the first if it trains nothing."""
 

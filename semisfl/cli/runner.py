@@ -168,7 +168,7 @@ def print_result(result: Result, again: str, *, as_json: bool = False) -> None:
 
 
 def leave_if_diverged(diverged: Sequence[bool]) -> None:
-    """End the command with `DIVERGED` if one of its runs diverged: its losses or weights are NaN or out of bounds.
+    """End the command with `DIVERGED` if one of its runs diverged: its losses or weights are NaN or Inf.
 
     Args:
         diverged: for each run of the command, whether it diverged.

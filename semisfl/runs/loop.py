@@ -54,7 +54,7 @@ class Result:
     """The key of ``stop`` that is met, if one is."""
     directory: Path | None = None
     diverged: bool = False
-    """Whether losses or weights are NaN or out of bounds after the last round."""
+    """Whether losses or weights are NaN or Inf after the last round."""
 
     @property
     def warnings(self) -> list[str]:
