@@ -238,9 +238,6 @@ def test_images_of_another_size_are_resized_and_corrupt_ones_counted(
     assert (images.shape, images.dtype, skipped) == ((7, 3, SIDE, SIDE), torch.uint8, 2)
     assert f"'{paths[2].name}' is left out: it is no image of PNG" in caplog.text
     assert f"'{paths[5].name}' is left out: " in caplog.text
-    Image.new("RGB", (SIDE, SIDE), "red").save(paths[3])
-    load_images(tmp_path / "images", (1, SIDE, SIDE))
-    assert "1 of 9 images are stored in colour and were read as grey ones" in caplog.text
     with network(tiny(1)) as net:
         with caplog.at_level("INFO", logger="semisfl"):
             net.enrol(0, load=lambda shape: load_images(tmp_path / "images", shape))

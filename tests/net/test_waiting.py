@@ -55,22 +55,6 @@ def test_the_start_waits_for_a_quorum_then_one_deadline_for_the_others(
     assert log.splitlines()[-1].endswith("INFO finished: 1 round done")
 
 
-def test_a_resumed_run_says_the_quorum_not_the_number_of_enrolled_devices(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    config = tiny(20, rounds=1, network={"quorum": 2, "deadline": 2.0})
-    with network(config) as net:  # all 20 have a place, as after a resume
-        trained = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
-        net.join(0)
-        trained.start()
-        until(lambda: net.fleet.waiting.state == "waiting for devices (1 here, 2 needed)")
-        net.join(1)
-        trained.join(30)
-        assert not trained.is_alive()
-    assert "(2 here, 2 needed; 2 s for all 20 to come)" in caplog.text
-    assert "20 needed" not in caplog.text
-
-
 def test_a_thousand_absent_devices_are_counted_not_named() -> None:
     with network(tiny(1000)) as net:
         net.fleet.roster.index = {f"camera-{number}": number for number in range(990)}
