@@ -20,7 +20,11 @@ Step = Callable[[], None]
 
 
 class Graphs:
-    """Captured steps of one device; they share memory and know the generators they may draw from."""
+    """Captured steps of one device; they share memory and know the generators they may draw from.
+
+    A captured step is a CUDA graph: its kernels run again with the same addresses, and none of its Python
+    does. So it must not allocate results that outlive it, read values on the host, or branch on them.
+    """
 
     def __init__(
         self,
@@ -28,7 +32,10 @@ class Graphs:
         capture: bool,
         around: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Surround every step with ``around``: its precision, and a wait for its side streams at the end."""
+        """Surround every step with ``around``: its precision, and a wait for its side streams at the end.
+
+        ``capture``: whether steps are captured at all, which needs CUDA.
+        """
         self._device, self._capture, self._around = device, capture, around
         self._pool: Any = None
         self._generators: list[torch.Generator] = []
@@ -61,6 +68,11 @@ class Graphs:
 
 
 class _Captured:
+    """A step that runs plainly `WARMUP_CALLS` times, is captured then and is replayed from then on.
+
+    If the capture fails, a warning says where, and the step runs plainly for ever.
+    """
+
     def __init__(self, graphs: Graphs, step: Step, check: Callable[[], None]) -> None:
         self._graphs, self._step, self._check = graphs, step, check
         self._capturable = True
@@ -87,6 +99,7 @@ class _Captured:
             self._step()
 
     def _try_capture(self) -> bool:
+        """Capture the step and replay the graph once; return False if it cannot be captured."""
         graphs = self._graphs
         graph = torch.cuda.CUDAGraph()
         for generator in graphs._generators:

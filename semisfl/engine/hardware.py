@@ -100,7 +100,10 @@ class Hardware:
         return model
 
     def sgd(self, parameters: Iterable[Tensor], config: OptimizerConfig) -> SGD:
-        """Return an optimiser of ``parameters``, which on a GPU steps them during the backward pass."""
+        """Return an optimiser of ``parameters``, which on a GPU steps them during the backward pass.
+
+        It has no learning rate until `SGD.restart` gives it one.
+        """
         return SGD(parameters, config, self.streams)
 
     def meter(self) -> Meter:
@@ -109,6 +112,7 @@ class Hardware:
 
 
 def _choose(device: str) -> torch.device:
+    """Return the device of this name; ``auto`` is CUDA if there is any. Raises ValueError for one that is not here."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = device.partition(":")

@@ -11,7 +11,8 @@ from semisfl.engine.weights import State, Unchanging
 class HostShelf:
     """Store states by name; those of a GPU are copied to pinned host memory and back.
 
-    Copies are asynchronous: they run in the device's order, and the host does not wait for them.
+    Copies are asynchronous: they run in the device's order, and the host does not wait for them. `get` lends
+    a copy on the device, which is freed with the next `put`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,6 +21,7 @@ class HostShelf:
         self._lent: dict[str, State] = {}
 
     def put(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Store a copy of ``state`` under ``name``, and free the copies that were lent."""
         self._lent.clear()
         self._kept[name] = Unchanging({key: _on_host(tensor) for key, tensor in state.items()})
 
@@ -33,11 +35,12 @@ class HostShelf:
         return self._lent[name]
 
     def keep(self, names: Collection[str]) -> None:
-        """Drop all states but these."""
+        """Free all states but those of these names."""
         for name in self._kept.keys() - set(names):
             del self._kept[name]
 
     def state_dict(self) -> dict[str, Unchanging]:
+        """Return all states, on the host, once their copies are complete."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # the host reads these tensors, and their copies may not be complete
         return dict(self._kept)
@@ -48,6 +51,7 @@ class HostShelf:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
+    """Return a copy of ``tensor`` in host memory, pinned if it comes from a GPU."""
     if not tensor.is_cuda:
         return tensor.detach().clone()
     room = torch.empty_like(tensor, device="cpu", pin_memory=True)

@@ -15,9 +15,10 @@ def outputs(
     prepare: Callable[[Tensor], Tensor],
     before_each: Callable[[], object] = lambda: None,
 ) -> Iterator[Tensor]:
-    """Return the logits of ``images``, computed in batches; ``prepare`` turns a batch into the model's input.
+    """Return the logits of ``images`` [n, channels, height, width], batch by batch.
 
-    Runs the model in eval mode and restores its mode. ``before_each`` runs before every batch and may raise.
+    ``prepare`` turns a batch into the model's input. ``before_each`` runs before every batch and may raise to
+    stop. ``most``: images of a batch on a CPU. The model runs in eval mode, and its mode is restored.
     """
     mode = model.training
     model.eval()

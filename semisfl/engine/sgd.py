@@ -1,4 +1,9 @@
-"""SGD that updates its buffers in place, so that a step can be captured and replayed."""
+"""SGD that updates its buffers in place, so that a step can be captured and replayed.
+
+Parameters come in two kinds. *Plain* ones are stepped by PyTorch's fused operation. *Working copies*
+(`weights.Weights`) are stepped through their full-precision masters by `kernels.sgd_step`: one by one
+during the backward pass, or all in one launch from gradients copied side by side.
+"""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -34,6 +39,10 @@ class SGD:
         config: OptimizerConfig,
         streams: Streams | None = None,
     ) -> None:
+        """Take the ``parameters`` and momentum and weight decay of ``config``; the learning rate comes with `restart`.
+
+        Without ``streams`` every step follows the whole backward pass.
+        """
         self.parameters = list(parameters)
         self.config = config
         self._streams = streams
@@ -66,6 +75,7 @@ class SGD:
         return bool(self._copies) and (few or self._homes[0].rows > 1)
 
     def restart(self, lr: float) -> None:
+        """Begin a phase: set the learning rate, and the momentum to zero."""
         self.lr.fill_(lr)
         if self._momenta:
             torch._foreach_zero_(self._momenta)
@@ -80,7 +90,9 @@ class SGD:
     ) -> list[Tensor]:
         """Take one step down ``loss`` plus the ``regularisers`` of a sum; return the gradients of ``also``.
 
-        ``gradient``: the gradient of ``loss`` itself, if it is not a single number.
+        ``also``: tensors that are not stepped, such as features; one that the loss does not reach has a
+        gradient of zeros. ``clip_norm``: the largest norm of all gradients together. ``gradient``: the gradient
+        of ``loss`` itself, if it is not a single number.
         """
         leaves = [*also, *self.parameters]
         gradients: tuple[Tensor | None, ...]
@@ -97,6 +109,7 @@ class SGD:
 
     @property
     def _beside_the_backward_pass(self) -> bool:
+        """Return whether parameters are stepped in hooks while the backward pass goes on."""
         return self.lr.is_cuda and self._one_by_one
 
     def _descend_early(
@@ -132,7 +145,10 @@ class SGD:
         clip_norm: float | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> None:
-        """Take one step along ``gradients``, their joint norm limited to ``clip_norm``."""
+        """Take one step along ``gradients``, one per parameter, their joint norm limited to ``clip_norm``.
+
+        None: the loss does not reach this parameter.
+        """
         summed = bool(self._copies) and self._weights.base is not None
         assert summed or not any(regularisers), "regularisers are those of a sum"
         by_parameter = dict(zip(map(id, self.parameters), gradients, strict=True))
@@ -177,6 +193,7 @@ class SGD:
         share: Tensor | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> None:
+        """Step the rows of ``home`` along ``share`` times the gradient, and move an average along with them."""
         assert self._weights.work is not None
         config, base = self.config, self._weights.base
         sgd_step(

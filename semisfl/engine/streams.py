@@ -18,7 +18,11 @@ Other = TypeVar("Other")
 
 
 class Streams:
-    """Decide what overlaps within a step on one device. A CPU runs everything in program order."""
+    """Decide what overlaps within a step on one device. A CPU runs everything in program order.
+
+    A GPU has the main stream, one beside it for a second model (`together`), a few for clients
+    (`side_by_side`), the side stream for what nothing waits for (`side`), and one for the next round.
+    """
 
     def __init__(
         self, device: torch.device, arithmetic: Callable[[], AbstractContextManager[None]]
@@ -51,7 +55,10 @@ class Streams:
         return one, other
 
     def side_by_side(self, calls: Sequence[Call]) -> list[Any]:
-        """Return the results of independent calls: on a GPU over a few streams, on a CPU over its cores."""
+        """Return the results of independent calls: on a GPU over a few streams, on a CPU over its cores.
+
+        A CPU uses several cores only inside `a_core_each`.
+        """
         if not self._cuda or len(calls) == 1:
             return self._on_cores(calls)
         main = torch.cuda.current_stream()

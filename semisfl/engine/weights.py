@@ -34,7 +34,7 @@ def as_view(flat: Tensor, shape: torch.Size) -> Tensor:
 
 
 def as_flat(tensor: Tensor) -> Tensor:
-    """Return the values of ``tensor`` in the order in which `as_view` reads them."""
+    """Return the values of ``tensor`` in the order in which `as_view` reads them, as one dimension."""
     return (tensor.movedim(-3, -1) if tensor.dim() >= 4 else tensor).reshape(-1)
 
 
@@ -65,7 +65,7 @@ class Home(NamedTuple):
         return self.start + _aligned(self.size)
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return these rows of ``flat``, which has the layout of the weights."""
+        """Return these rows [rows, size] of ``flat``, which has the layout of the weights."""
         return flat.as_strided(
             (self.rows, self.size), (self.stride, 1), flat.storage_offset() + self.start
         )
@@ -151,7 +151,7 @@ class MovingAverage(Generic[Module]):
     """
 
     def __init__(self, module: Module, decay: Callable[[], Tensor]) -> None:
-        """Take the decay of each update from one call of ``decay``."""
+        """Copy ``module``; each update calls ``decay`` once for its decay, a scalar tensor in 0..1."""
         self.model: Module = clone(module).eval().requires_grad_(False)
         self._module = module
         self.source = weights_of(module)
@@ -217,6 +217,7 @@ def _cast_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _give_master(layer: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Put full-precision values into a state dict, in place of a working copy's."""
     for name, parameter in layer._parameters.items():
         if parameter is not None and hasattr(parameter, "master"):
             state[prefix + name] = parameter.master
@@ -224,6 +225,7 @@ def _give_master(layer: nn.Module, state: dict[str, Any], prefix: str, _: Any) -
 
 @torch.no_grad()
 def _take_master(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Load full-precision values from a state dict; PyTorch then loads the working copy itself."""
     for name, parameter in layer._parameters.items():
         if parameter is not None and hasattr(parameter, "master") and prefix + name in state:
             parameter.master.copy_(state[prefix + name])

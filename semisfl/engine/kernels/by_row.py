@@ -1,5 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-any-return"
-"""Unit vectors and cross-entropy, one program per row; PyTorch launches a dozen tiny kernels for each."""
+"""Unit vectors and cross-entropy, one program per row; PyTorch launches a dozen tiny kernels for each.
+
+Both compute in float32 whatever the input's type, as their plain forms do.
+"""
 
 from typing import Any
 
@@ -19,6 +22,7 @@ SCALED = 1024
 
 @triton.jit
 def _unit(x, out, lengths, width, BLOCK: tl.constexpr):
+    """Write a row at unit length, and its length before; a row shorter than `SHORTEST` becomes 0."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
@@ -30,6 +34,7 @@ def _unit(x, out, lengths, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _unit_back(grad, out, lengths, of_x, width, BLOCK: tl.constexpr):
+    """Write the gradient of a row: the part of the upstream gradient across the unit vector, over the length."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     value = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
@@ -42,6 +47,8 @@ def _unit_back(grad, out, lengths, of_x, width, BLOCK: tl.constexpr):
 
 
 class _Unit(torch.autograd.Function):
+    """Unit rows [rows, width]; the backward pass reads the result and the lengths, not the input."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         rows, width = x.shape
@@ -64,7 +71,7 @@ class _Unit(torch.autograd.Function):
 
 
 def fused_unit(x: Tensor) -> Tensor:
-    """Return `unit_rows` of rows with at most `WIDEST` values."""
+    """Return `unit_rows` of ``x`` [rows, width] with ``width`` up to `WIDEST`, in float32."""
     return _Unit.apply(x.contiguous())
 
 
@@ -95,12 +102,19 @@ def _entropy(
 
 @triton.jit
 def _scaled(values, scale, out, size, BLOCK: tl.constexpr):
+    """Write ``values`` times the scalar ``scale``."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + place, mask=place < size).to(tl.float32) * tl.load(scale)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=place < size)
 
 
 class _Entropy(torch.autograd.Function):
+    """The mean cross-entropy of logits [rows, classes].
+
+    The forward pass computes the gradient of the mean as well, while a row is at hand; the backward pass
+    only multiplies it by the upstream scalar.
+    """
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         rows, classes = logits.shape
@@ -123,5 +137,8 @@ class _Entropy(torch.autograd.Function):
 
 
 def fused_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    """Return `cross_entropy` of rows with at most `WIDEST` values."""
+    """Return `cross_entropy`: the mean over the rows of logits [rows, classes], classes up to `WIDEST`.
+
+    ``labels`` [rows]: -1 counts 0. ``weights`` [rows] receive no gradient.
+    """
     return _Entropy.apply(logits.contiguous(), labels, weights)

@@ -1,5 +1,9 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Compute the contrastive loss and its gradient, one program per row of similarities."""
+"""Compute the contrastive loss and its gradient, one program per row of similarities.
+
+The matrix [anchors, references] is written once by a matrix product, read twice by the kernel and
+overwritten with its own gradient. So the loss needs no further memory for its backward pass.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +21,10 @@ BLOCK = 1024
 def _references(
     similarity, labels, positive, present, label, sharpness, columns, COUNT: tl.constexpr
 ):
-    """Return similarities divided by the temperature, and masks of present references and of positives."""
+    """Return a stretch of similarities divided by the temperature, and two masks of it.
+
+    The masks: references that are present, and those of them that are positives of the row's ``label``.
+    """
     inside = columns < COUNT
     there = tl.load(present + columns, mask=inside, other=0) != 0
     value = tl.load(similarity + columns, mask=inside, other=0.0) * sharpness
@@ -32,7 +39,11 @@ def _contrast(
     similarity, labels, keys_labels, positive, present, losses, rows, sharpness,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Overwrite a row of similarities with the gradient of the mean loss with respect to them."""
+    """Overwrite a row of similarities with the gradient of the mean loss with respect to them.
+
+    The first pass over the row finds its largest value, the sum of exponentials (both updated together,
+    so that nothing overflows) and the positives; the second pass writes the gradient.
+    """
     row = tl.program_id(0)
     similarity += row.to(tl.int64) * COUNT
     label = tl.load(labels + row)
@@ -80,6 +91,8 @@ def _tf32(allowed: bool) -> Iterator[None]:
 
 
 class _Contrast(torch.autograd.Function):
+    """The contrastive loss; keys, labels and masks receive no gradient."""
+
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
     def forward(
@@ -116,6 +129,10 @@ class _Contrast(torch.autograd.Function):
 def fused_contrast(
     projections: Tensor, labels: Tensor, references: tuple[Tensor, ...], temperature: float
 ) -> Tensor:
-    """Return `contrast` without a mask; unit vectors from bf16 layers are multiplied in TF32."""
+    """Return `contrast` without a mask.
+
+    ``references`` are keys, their labels, which may be positives and which are present. Unit vectors that
+    come from bf16 layers hold no more than TF32 keeps, so they are multiplied in TF32.
+    """
     rounded = torch.is_autocast_enabled("cuda")
     return _Contrast.apply(projections, labels, *references, temperature, rounded)

@@ -2,7 +2,8 @@
 """Convolution, bias, ReLU and 2 x 2 pooling for several clients, each with weights of its own.
 
 The batch of one client fills at most a third of a large GPU; one launch for all clients fills it.
-Bias, ReLU and pooling are applied before the result is written.
+Bias, ReLU and pooling are applied before the result is written. Of a pooled window only the maximum is
+written, with its position in the window as a byte: all that the backward pass needs.
 """
 
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ def few(shape: Geometry) -> bool:
 
 
 def _tile(rows: int, columns: int, depth: int, clients: int) -> dict[str, int]:
+    """Return the tile for a product of [rows, depth] with [depth, columns], per client."""
     if columns <= 64:
         deep = 64 if depth % 64 == 0 else 32
         return {"BM": 128, "BN": _power(columns), "BK": deep, "num_warps": 4, "num_stages": 4}
@@ -58,6 +60,7 @@ def _tile(rows: int, columns: int, depth: int, clients: int) -> dict[str, int]:
 
 
 def _weight_tile(shape: Geometry) -> dict[str, int]:
+    """Return the tile for the gradient of a tap: output channels by input channels."""
     if shape.CI % 128 == 0:
         return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
     down, across = (128 if shape.CI > 64 else 64), min(64, _power(shape.CI))
@@ -65,10 +68,12 @@ def _weight_tile(shape: Geometry) -> dict[str, int]:
 
 
 def _few_tile(shape: Geometry) -> dict[str, int]:
+    """Return the tile where weights are gathered entry by entry."""
     return {"BM": 128, "BN": min(64, _power(shape.CO)), "BK": 32, "num_warps": 4}
 
 
 def _few_weights_tile(shape: Geometry) -> dict[str, int]:
+    """Return the tile for the gradient of a small weight: output channels by all its entries."""
     across, down = _power(shape.KH * shape.KW * shape.CI), min(64, _power(shape.CO))
     return {"BM": down, "BN": across, "BK": 128 if across <= 32 else 64, "num_warps": 4}
 
@@ -86,6 +91,8 @@ class Epilogue(NamedTuple):
 
 
 class _Conv(torch.autograd.Function):
+    """Convolution with its epilogue; the gradients are `to_input`, `to_weight` and, for images, `to_few_weights`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -150,9 +157,10 @@ def convolved(
     after: Epilogue,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the results, and on request the position of each maximum in its window.
+    """Return the results, and with ``keep`` the position of each maximum in its window (else the results again).
 
-    ``known`` holds the statistics of `moments` for normalisation.
+    ``x`` [clients x images, ...] and ``weight`` [clients, ...] are channels-last. ``known`` holds the
+    statistics of `moments` for normalisation, or None.
     """
     clients, channels_out = weight.shape[:2]
     images = len(x) // clients
@@ -178,6 +186,7 @@ def convolved(
 def _weight_room(
     shape: Geometry, clients: int, dtype: torch.dtype, device: torch.device, *parts: int
 ) -> Tensor:
+    """Return an empty tensor for weights, channels-last; ``parts`` are leading dimensions of partial sums."""
     size = (*parts, clients, shape.CO, shape.KH, shape.KW, shape.CI)
     return torch.empty(size, dtype=dtype, device=device)
 
@@ -185,6 +194,7 @@ def _weight_room(
 def _few_gradients(
     ctx: Any, x: Tensor, grad: Tensor, which: Tensor
 ) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of a small weight and of the bias, from partial sums over the pixels."""
     shape, clients = ctx.shape, ctx.clients
     tile = _few_weights_tile(shape)
     blocks = triton.cdiv(grad.numel() // clients // shape.CO, tile["BK"])
@@ -231,7 +241,11 @@ def fused_convolution(
     stride: Sequence[int],
     after: Epilogue,
 ) -> Tensor:
-    """Convolve every client's images with its own weights, in one launch; the result is channels-last."""
+    """Convolve every client's images with its own weights, in one launch; the result is channels-last.
+
+    ``x`` [clients x images, channels, height, width], ``weight`` [clients, output, input, row, column],
+    ``bias`` [clients, output] or None. ``after``: what is applied to the results.
+    """
     keep = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad) and after.relu
     x, weight = _laid_out(x, weight)
     return _Conv.apply(x, weight, bias, geometry(x, weight, padding, stride), after, keep)
@@ -245,7 +259,10 @@ def normed_convolution(
     stride: Sequence[int],
     after: Epilogue,
 ) -> Tensor:
-    """Convolve and normalise with the ``known`` statistics of `settled`; there is no backward pass."""
+    """Convolve and normalise with the ``known`` statistics of `settled`; there is no backward pass.
+
+    ``known`` [4, clients, channels]: mean, 1 / deviation, factor and offset.
+    """
     x, weight = _laid_out(x, weight)
     return convolved(x, weight, None, known, geometry(x, weight, padding, stride), after)[0]
 

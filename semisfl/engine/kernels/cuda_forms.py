@@ -1,4 +1,8 @@
-"""The CUDA form of every operation, by name. Imported only if Triton is installed."""
+"""The CUDA form of every operation, by name. Imported only if Triton is installed.
+
+Each form checks whether its kernel supports the input and calls the plain form if not. Which of two
+kernels is faster was measured on an H200; the limits below are from there.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,7 +105,11 @@ def _conv_norm_relu_pool(
     groups: int,
     *norm: Any,
 ) -> Tensor:
-    """Normalise results before they are written, if they are not trained and the statistics are known."""
+    """Convolve and normalise in one kernel where statistics are known and no gradient is asked for.
+
+    Otherwise the convolution's results are written once and normalised by `fused_norm`. That is also faster
+    for deep convolutions, which cuDNN computes best.
+    """
     *rows, training, _, eps, relu, pool = norm
     followed = torch.is_grad_enabled() and any(t.requires_grad for t in (x, kernel, *rows))
     shallow = kernel[0, 0].numel() <= SHALLOW or not _enough(x, kernel, stride)
@@ -113,6 +121,7 @@ def _conv_norm_relu_pool(
 
 
 def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """Compute in autocast's type; inputs of more than two dimensions take the plain form."""
     if x.dim() != 2 or not torch.is_autocast_enabled("cuda"):
         return _plain("linear_relu", x, weight, bias, relu)
     dtype = torch.get_autocast_dtype("cuda")
@@ -120,12 +129,14 @@ def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 
 def _unit_rows(x: Tensor) -> Tensor:
+    """Use the kernel for rows that one program can hold."""
     if x.shape[1] <= WIDEST:
         return fused_unit(x)
     return _plain("unit_rows", x)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Use the kernel for rows that one program can hold, unless the weights need a gradient."""
     weighted = weights is not None and weights.requires_grad
     if logits.shape[1] <= WIDEST and not weighted:
         return fused_entropy(logits, labels, weights)
@@ -142,6 +153,7 @@ def _contrast(
     temperature: float,
     mask: Tensor | None = None,
 ) -> Tensor:
+    """Use the kernel unless single references are masked for single anchors."""
     references = keys, key_labels, positive, present
     if mask is None:
         return fused_contrast(projections, labels, references, temperature)
@@ -149,6 +161,7 @@ def _contrast(
 
 
 def _ema_step(target: Tensor, source: Tensor, work: Tensor | None, decay: Tensor) -> None:
+    """Move target and working copy in one pass; without a working copy the plain form is as fast."""
     if work is None:
         OPERATIONS["ema_step"](target, source, work, decay)
     else:
@@ -173,7 +186,10 @@ FORMS: dict[str, Callable[..., Any]] = {
 
 
 def try_out() -> None:
-    """Compile and run the smallest kernel, so that a machine without a working compiler fails early."""
+    """Compile and run the smallest kernel, so that a machine without a working compiler fails early.
+
+    Raises RuntimeError for a wrong result, and whatever Triton, the compiler or the driver raise.
+    """
     target, source = torch.zeros(8, device="cuda"), torch.ones(8, device="cuda")
     work = torch.zeros(8, device="cuda", dtype=torch.bfloat16)
     fused_ema(target, source, work, torch.zeros((), device="cuda"))

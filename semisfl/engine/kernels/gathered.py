@@ -4,6 +4,10 @@
 Images are channels-last, weights [output, row, column, input]; the third axis of a launch is the
 client. Few input channels (an image's three) are gathered entry by entry; more, a stretch of one
 pixel's channels at a time.
+
+Capital letters are the fields of `convolution.Geometry`: height and width before (H, W) and after
+(OH, OW), channels in and out (CI, CO), the weight's rows and columns (KH, KW), padding and strides.
+BM, BN and BK are the tile's rows, columns and depth of one product.
 """
 
 import triton
@@ -125,7 +129,10 @@ def to_input(
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
     IMAGES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the images."""
+    """Compute the gradient of the images, a tile of [pixels, input channels] per program.
+
+    Every tap of the weight is one product with the upstream pixels that it met in the forward pass.
+    """
     client = tl.program_id(2).to(tl.int64)
     count: tl.constexpr = IMAGES * H * W
     grad += client * (IMAGES * OH * OW * CO)
@@ -167,7 +174,7 @@ def to_weight(
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
     IMAGES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one tap of the weight, summed over all pixels."""
+    """Compute the gradient of one tap of the weight, summed over all pixels: [output, input] channels per program."""
     client = tl.program_id(2).to(tl.int64)
     count: tl.constexpr = IMAGES * OH * OW
     x += client * (IMAGES * H * W * CI)

@@ -27,7 +27,7 @@ def _normalized_row(
 def normalized_row(
     views: Tensor, counter: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return offset + scale x, per channel, of the uint8 images ``views[counter]``, channels-last."""
+    """Return `plain.normalized_row` of images on a GPU, channels-last in memory."""
     _, images, channels, height, width = views.shape
     out = torch.empty(
         (images, channels, height, width),

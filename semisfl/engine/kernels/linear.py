@@ -18,6 +18,7 @@ def _back(
     grad, out, masked, sums, rows, columns,
     RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Write the upstream gradient where the ReLU is open, and its column sums, the gradient of the bias."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, rows, ROWS):
@@ -35,6 +36,8 @@ def _back(
 
 
 class _Linear(torch.autograd.Function):
+    """relu(x weight^T + bias). The backward pass needs the result only to see where the ReLU is closed."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
         out = torch.addmm(bias, x, weight.t())
@@ -59,5 +62,5 @@ class _Linear(torch.autograd.Function):
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """Return `linear_relu` of rows ``x``; all tensors have one type."""
+    """Return `linear_relu` of rows ``x`` [rows, inputs] with ``weight`` [outputs, inputs]; all have one type."""
     return _Linear.apply(x, weight, bias, relu)

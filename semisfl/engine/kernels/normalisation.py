@@ -29,7 +29,7 @@ ROWS = 32
 
 
 class Places(NamedTuple):
-    """The memory layout of the images, as a launch needs it."""
+    """The memory layout of the images, as a launch needs it: ``images`` per client, ``pool`` 1 or 2."""
 
     clients: int
     images: int
@@ -45,10 +45,12 @@ class Places(NamedTuple):
 
     @property
     def tile(self) -> dict[str, int]:
+        """Return the tile of a program: `TILE` values, as many channels as there are, up to 128."""
         channels = min(128, triton.next_power_of_2(self.channels))
         return {"PIXELS": TILE // channels, "CHANNELS": channels, "num_warps": 4}
 
     def grid(self, windows: int) -> tuple[int, int, int]:
+        """Return a launch with one program per tile of ``windows`` x channels, per client."""
         tile = self.tile
         return (
             triton.cdiv(windows, tile["PIXELS"]),
@@ -76,7 +78,11 @@ def settled(
     eps: float = 1e-5,
     training: bool = False,
 ) -> Tensor:
-    """Return mean, 1 / deviation, factor and offset of every channel; in training from ``sums`` over ``count`` pixels."""
+    """Return the statistics [4, clients, channels]: mean, 1 / deviation, factor and offset of every channel.
+
+    In training they come from ``sums``, the partial moments over ``count`` pixels, and the running
+    statistics in ``rows`` move; else they come from the running statistics. With ``momentum`` 0 none move.
+    """
     clients, channels = rows[1].shape
     known = torch.empty((4, clients, channels), device=x.device)
     tensors = [rows[1] if row is None else row for row in rows]
@@ -89,6 +95,12 @@ def settled(
 
 
 class _Norm(torch.autograd.Function):
+    """BatchNorm, ReLU and pooling of several clients.
+
+    Forward: partial moments (in training), statistics, then one pass that writes the pooled result.
+    Backward: two partial sums, the gradients of weight and bias, then one pass for the input's gradient.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -166,6 +178,7 @@ def _as_it_lies(x: Tensor) -> Tensor:
 
 
 def _empty(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return room for results of this size: rows, or channels-last images."""
     if x.dim() == 2:
         return x.new_empty(size[:2])
     return torch.empty(size, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
@@ -184,7 +197,11 @@ def fused_norm(
     relu: bool,
     pool: int,
 ) -> Tensor:
-    """Return `norm_relu_pool` of ``x`` on a GPU; images given and returned lie channels-last."""
+    """Return `norm_relu_pool` of ``x`` on a GPU; images given and returned lie channels-last.
+
+    ``x`` [clients x images, channels, ...]; ``shift``, ``weight``, ``bias`` and the running statistics
+    [clients, channels]. Raises ValueError if a client has a single value per channel in training.
+    """
     check_size(x)
     if x.dim() == 3:
         wide = fused_norm(

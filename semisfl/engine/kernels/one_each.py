@@ -13,6 +13,8 @@ from torch import Tensor
 
 
 class _Each(torch.autograd.Function):
+    """Convolutions in turn; both gradients are cuDNN's, client by client."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
@@ -40,11 +42,13 @@ class _Each(torch.autograd.Function):
 
 
 def _shares(grad: Tensor, x: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return gradient, images and weight of each client."""
     clients = len(weight)
     return list(zip(grad.chunk(clients), x.chunk(clients), weight, strict=True))
 
 
 def _convolved(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """Return the convolutions of all clients in one tensor, into which cuDNN writes directly."""
     sides = [
         (size + 2 * pad - kernel) // step + 1
         for size, pad, kernel, step in zip(
@@ -87,6 +91,7 @@ def _gradient(
     padding: Sequence[int],
     of_weight: bool,
 ) -> Tensor:
+    """Return cuDNN's gradient of the weight or of the images, for one client."""
     both = torch.ops.aten.convolution_backward.default(
         grad, x, weight, None, stride, padding, (1, 1), False, (0, 0), 1,
         (not of_weight, of_weight, False),

@@ -13,6 +13,7 @@ TILE = {"ROWS": 32, "COLUMNS": 64}
 
 @triton.jit
 def _add_up(parts, out, count, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write the sums of columns of ``parts`` [count, size]."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, count, ROWS):

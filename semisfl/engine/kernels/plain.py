@@ -1,4 +1,11 @@
-"""The operations and their plain forms, which define them and are differentiated by autograd."""
+"""The operations and their plain forms, which define them and are differentiated by autograd.
+
+A plain form is what a CPU runs and what every fused form is tested against. The same function is also
+used on a GPU wherever a fused form does not support an input.
+
+Shapes: images are [clients x images, channels, height, width], the clients side by side; weights of
+several clients have a first dimension for the client (they are *stacked*).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -19,7 +26,10 @@ Out = TypeVar("Out")
 
 
 def _operation(schema: str) -> Callable[[Callable[..., Out]], Callable[..., Out]]:
-    """Define ``schema`` with the decorated function as its plain form; return the function to call."""
+    """Define ``schema`` with the decorated function as its plain form; return the function to call.
+
+    The function goes through PyTorch's dispatcher, which chooses the CUDA form where one is registered.
+    """
 
     def define(plain: Callable[..., Out]) -> Callable[..., Out]:
         name = schema.partition("(")[0]
@@ -33,7 +43,7 @@ def _operation(schema: str) -> Callable[[Callable[..., Out]], Callable[..., Out]
 
 @_operation("bias_relu_pool(Tensor x, Tensor bias, int pool) -> Tensor")
 def bias_relu_pool(x: Tensor, bias: Tensor, pool: int) -> Tensor:
-    """Return relu(max_pool2d(x, pool) + bias), pool 1 or 2.
+    """Return relu(max_pool2d(x, pool) + bias), pool 1 or 2, with ``bias`` [channels].
 
     Bias and ReLU are monotonic, so they can follow the pooling, on a quarter of the elements.
     """
@@ -90,7 +100,10 @@ def stacked_conv(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Return conv2d, client by client; ``weight``, ``bias`` and the rows of ``x`` as in `stacked_conv_relu_pool`."""
+    """Return conv2d, client by client; ``weight``, ``bias`` and the rows of ``x`` as in `stacked_conv_relu_pool`.
+
+    This form is one grouped convolution. ``bias`` may be None.
+    """
     biases = [None] * len(weight) if bias is None else list(bias)
     return torch.cat(
         [
@@ -155,13 +168,17 @@ def conv_norm_relu_pool(
 
 @_operation("linear_relu(Tensor x, Tensor weight, Tensor bias, bool relu) -> Tensor")
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """Return relu(x weight^T + bias), or without ReLU."""
     out = F.linear(x, weight, bias)
     return F.relu(out) if relu else out
 
 
 @_operation("unit_rows(Tensor x) -> Tensor")
 def unit_rows(x: Tensor) -> Tensor:
-    """Return the rows scaled to length one, in full precision; those below `SHORTEST` become 0, without a gradient."""
+    """Return the rows of ``x`` [n, width] scaled to length one, in float32.
+
+    Rows shorter than `SHORTEST` become 0 and have no gradient.
+    """
     x = x.float()
     short = x.detach().norm(dim=1, keepdim=True) < SHORTEST
     return F.normalize(x.masked_fill(short, 0), dim=1)
@@ -169,7 +186,10 @@ def unit_rows(x: Tensor) -> Tensor:
 
 @_operation("cross_entropy(Tensor logits, Tensor labels, Tensor? weights=None) -> Tensor")
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the mean over rows, in full precision; ``weights`` has one per row, and a label of -1 counts 0."""
+    """Return the mean cross-entropy over the rows of logits [n, classes], in float32.
+
+    ``labels`` [n]: a label of -1 counts 0 and is counted in the mean. ``weights`` [n] scale the rows' losses.
+    """
     logits = logits.float()
     if weights is None:
         total = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-1)
@@ -192,7 +212,11 @@ def contrast(
     temperature: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """See `semisfl.algorithm.losses.contrastive`."""
+    """Return the mean contrastive loss over the anchors: see `semisfl.algorithm.losses.contrastive`.
+
+    ``projections`` [n, width] and ``keys`` [r, width] have unit length; ``mask`` [n, r] takes single
+    references away from single anchors.
+    """
     with torch.autocast(projections.device.type, enabled=False):
         similarity = projections.float() @ keys.float().T / temperature
     absent = ~present.unsqueeze(0)
@@ -212,7 +236,10 @@ def contrast(
 def normalized_row(
     views: Tensor, counter: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return offset + scale x, by channel, of the uint8 images ``views[counter]``, in channels-last memory."""
+    """Return offset + scale x of the uint8 images ``views[counter]``, channels-last in memory.
+
+    ``views`` [steps, images, channels, height, width], ``counter`` [1], ``scale`` and ``offset`` [channels].
+    """
     values = views.index_select(0, counter)[0].permute(0, 2, 3, 1).contiguous().float()
     return torch.addcmul(offset, values, scale).to(dtype).permute(0, 3, 1, 2)
 

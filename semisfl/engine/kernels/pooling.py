@@ -53,6 +53,7 @@ def _forward(
     x, bias, out, which, pixels, channels, width_out, height_out, width, height,
     POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """Write the pooled results of a tile, and the position of each maximum, `CLOSED` where the ReLU is closed."""
     target, source, inside, channel = _tile(
         tl.program_id(0), pixels, channels, width_out, height_out, width, height,
         POOL, PIXELS, CHANNELS,
@@ -77,6 +78,7 @@ def _backward(
     grad, which, grad_x, sums, pixels, channels, width_out, height_out, width, height, turns,
     POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """Write the gradients of some tiles before pooling, and the sum of those that are open, for the bias."""
     client, parts = tl.program_id(2).to(tl.int64), tl.num_programs(0)
     grad += client * pixels * channels
     which += client * pixels * channels
@@ -110,7 +112,10 @@ def unpool(
     bias_dtype: torch.dtype,
     clients: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients before ReLU and pooling, [*shape], and of the bias, [clients, channels]."""
+    """Return the gradients before ReLU and pooling, [*shape], and of the bias, [clients, channels].
+
+    ``grad`` and ``which`` have the pooled shape; ``which`` says which pixel of a window was the maximum.
+    """
     _, channels, height, width = shape
     out = torch.empty(
         shape, device=grad.device, dtype=grad.dtype, memory_format=torch.channels_last
@@ -130,7 +135,7 @@ def unpool(
 
 
 def check_size(*tensors: Tensor) -> None:
-    """Refuse tensors that the kernels' 32-bit offsets cannot address."""
+    """Raise ValueError for tensors that the kernels' 32-bit offsets cannot address."""
     if any(tensor.numel() >= 2**31 for tensor in tensors):
         raise ValueError(
             f"a layer's {max(t.numel() for t in tensors):,} values are more than the fused kernels "
@@ -139,6 +144,8 @@ def check_size(*tensors: Tensor) -> None:
 
 
 class _BiasRelu(torch.autograd.Function):
+    """Bias, ReLU and pooling; the backward pass reads the positions of the maxima alone."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, pool: int) -> Tensor:
         images, channels, height, width = x.shape

@@ -15,6 +15,10 @@ def _sgd(
     NESTEROV: tl.constexpr, FOLLOWED: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Step a block of one row: momentum, weight, working copy and, if it follows, the teacher.
+
+    ``gradient`` is stored without gaps; all other tensors have rows of ``stride`` values.
+    """
     row = tl.program_id(1).to(tl.int64)
     inside_row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = inside_row < size
@@ -59,7 +63,10 @@ def fused_sgd(
     l2: float = 0.0,
     l1: float = 0.0,
 ) -> None:
-    """Take the step of `sgd_step`; the kernel does not read arguments that are absent."""
+    """Take the step of `sgd_step` in one pass; the kernel does not read arguments that are absent.
+
+    ``master``, ``work``, ``momentum`` [rows, size] may have gaps between rows; ``gradient`` has none.
+    """
     rows, size = master.shape
     followed = teacher is not None
     _sgd[(triton.cdiv(size, BLOCK), rows)](
@@ -74,6 +81,7 @@ def fused_sgd(
 
 @triton.jit
 def _ema(target, source, work, decay, total, copied, BLOCK: tl.constexpr):
+    """Move a block of the target, and its working copy where there is one (the first ``copied`` values)."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < total
     mine = tl.load(target + offsets, mask=inside)
@@ -83,6 +91,7 @@ def _ema(target, source, work, decay, total, copied, BLOCK: tl.constexpr):
 
 
 def fused_ema(target: Tensor, source: Tensor, work: Tensor, decay: Tensor) -> None:
+    """Set target <- decay target + (1 - decay) source, and round it to ``work``, in one pass."""
     total = target.numel()
     _ema[(triton.cdiv(total, BLOCK),)](
         target, source, work, decay, total, work.numel(), BLOCK=BLOCK
