@@ -182,7 +182,10 @@ def resnet50() -> list[Layer]:
 
 
 def convnext_tiny() -> list[Layer]:
-    """Return ConvNeXt-Tiny of Liu et al. 2022: 18 blocks, LayerNorm at each position."""
+    """Return ConvNeXt-Tiny of Liu et al. 2022: 18 blocks, LayerNorm at each position.
+
+    A block is a 7 x 7 depthwise convolution and two 1 x 1 convolutions, added to its input after a learned factor.
+    """
 
     def norm(name: str) -> LayerNorm:
         return LayerNorm(name=name, eps=1e-6, per_position=True)
@@ -262,7 +265,10 @@ Names here leave out the part ``body`` of a block.
 
 
 def _timm_mobile(before: Sequence[int]) -> Rules:
-    """Return timm's names of a mobile network; ``before``: the number of blocks before each of its groups."""
+    """Return timm's names of a mobile network.
+
+    ``before``: the number of blocks before each of its groups; blocks here are numbered through, from 1.
+    """
 
     def block(m: re.Match[str]) -> str:
         # The first group has no expansion, and its layers have the names of other layers elsewhere.

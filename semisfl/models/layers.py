@@ -320,7 +320,12 @@ Part = nn.Module | ConvBlock | NormBlock | LinearBlock
 
 
 def parts_of(sequence: Iterable[nn.Module]) -> list[Part]:
-    """Return the layers in order, with those that are computed together as one block."""
+    """Return the layers of a sequence in order, with those that are computed together as one block.
+
+    Convolution, ReLU and 2 x 2 pooling are a `ConvBlock`; BatchNorm with what stands around it is a `NormBlock`; a
+    linear layer and its ReLU are a `LinearBlock`. A class derived from one of these layers is left alone: it may have a
+    forward of its own.
+    """
     layers = list(sequence)
     parts: list[Part] = []
     while layers:

@@ -244,6 +244,7 @@ def _block_row(layer: nn.Sequential, flow: Flow) -> dict[str, Any]:
 
 
 def _linear_row(layer: nn.Linear, flow: Flow) -> dict[str, Any]:
+    """Write a linear layer with its number of outputs; inputs follow from the layer before it."""
     return {"kind": "linear", "features": layer.out_features, "bias": layer.bias is not None}
 
 

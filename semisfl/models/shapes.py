@@ -61,10 +61,15 @@ class Placed(NamedTuple):
 
 
 def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
-    """Return the layers of a table with their shapes, for images of ``shape`` (channels, height, width).
+    """Return the layers of a table with the shapes of their inputs and outputs.
 
-    The last linear layer gets ``classes`` outputs if it names none. Raises ValueError for a layer that does not fit
-    its input, and beyond `MAX_PARAMETERS` and `MAX_OUTPUT`.
+    Args:
+        layers: the table.
+        shape: channels, height and width of an image.
+        classes: how many outputs the last linear layer gets if it names none.
+
+    Raises ValueError for a layer that does not fit its input, for a model that does not end with one number per class,
+    and beyond `MAX_PARAMETERS` and `MAX_OUTPUT`.
     """
     last = max((i for i, layer in enumerate(layers) if isinstance(layer, Linear)), default=-1)
     full = [

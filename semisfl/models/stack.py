@@ -328,7 +328,10 @@ class Stack:
 
 
 def mean_of_rows(rows: Tensor) -> Tensor:
-    """Return the mean over the first dimension; counters are averaged as doubles and truncated."""
+    """Return the mean over the first dimension of ``rows`` [slots, ...].
+
+    Counters are averaged as doubles and truncated.
+    """
     return rows.mean(0) if rows.is_floating_point() else rows.double().mean(0).to(rows.dtype)
 
 

@@ -155,7 +155,8 @@ def resnet18() -> list[Layer]:
 def wrn_28_2() -> list[Layer]:
     """Return the network of Zagoruyko and Komodakis 2016: BatchNorm and ReLU before each convolution, four blocks per group.
 
-    A group's first block changes the width; there the shortcut too starts after BatchNorm and ReLU.
+    A group's first block changes the width; there the shortcut too starts after BatchNorm and ReLU. Depth 28 counts the
+    convolutions and the linear layer; width 2 doubles the 16, 32 and 64 channels of the usual network.
     """
     layers: list[Layer] = [_conv3(1, 16)]
     for group, width in enumerate((32, 64, 128), start=1):
