@@ -5,6 +5,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from reproduction import records
 from reproduction.records import measured, run
 from reproduction.tables import attacks, frontier, own_images
 from reproduction.tables.numbers import (
@@ -18,6 +19,7 @@ from reproduction.tables.numbers import (
     on_test,
     runs,
     sent,
+    spread,
     summed,
     table,
 )
@@ -289,6 +291,33 @@ def ablation() -> str:
     return table(("changed", "SVHN", "CIFAR-10"), lines)
 
 
+CLUSTERING = {
+    "SemiSFL": "semisfl",
+    "SemiSFL, always 100 supervised steps": "fixed",
+    "SemiSFL without its two contrastive terms": "nocontrast",
+    "FedSwitch-SL": "fedswitch-sl",
+    "FedSwitch-SL with strong views of labelled images": "slstrong",
+    "the same with SemiSFL's supervised steps": "recorded",
+}
+"""What is compared to isolate clustering regularisation, and how its runs are called."""
+
+
+def clustering() -> str:
+    """Return what clustering regularisation, the controller and the views of labelled images are worth."""
+
+    def cell(paper: str, other: str, name: str) -> str:
+        places = [f"paper/cifar10-{paper}-{name}{seed}" for seed in SEEDS]
+        places += [f"clustering/cifar10-{other}-{name}-seed{seed}" for seed in range(3)]
+        values = accuracies(run(place) for place in places if records.exists(place))
+        return f"{spread(values)}{' (1 seed)' * (len(values) == 1)}" if values else UNKNOWN
+
+    lines = [
+        (title, cell("iid", "iid", name), cell("dir0.1", "dir", name))
+        for title, name in CLUSTERING.items()
+    ]
+    return table(("CIFAR-10", "IID", "Dirichlet(0.1)"), lines)
+
+
 def codecs() -> str:
     """Return SemiSFL on CIFAR-10 with each codec."""
     names = {"fp32": "compare/semisfl"} | {
@@ -379,6 +408,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compared": compared,
     "pairs": pairs,
     "ablation": ablation,
+    "clustering": clustering,
     "codecs": codecs,
     "weights": weights,
     "gpu-rounds": gpu_rounds,
