@@ -1,14 +1,11 @@
 """Test that everything leaves a client in one place, and nothing that its policy forbids."""
 
-import ast
 import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import semisfl
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.outgoing import Cleared, Outgoing, Parts
 from semisfl.net.chunks import PREFIX
@@ -57,20 +54,6 @@ def test_noise_has_the_deviation_the_policy_names_and_is_drawn_anew_for_every_ro
         assert noise.std().item() == pytest.approx(3.0, rel=0.1)
         similarity = torch.corrcoef(noise).fill_diagonal_(0).abs().max()
         assert similarity < 0.5
-
-
-@pytest.mark.parametrize("changed", ["round", "client", "seed"])
-def test_noise_of_a_simulation_is_another_one_in_every(changed: str) -> None:
-    def drawn(index: int, client: int, seed: int) -> torch.Tensor:
-        outgoing = Outgoing(NOISY)
-        outgoing.agree(tiny(1, seed=seed))
-        outgoing.start_round(index, (client,), hardware)
-        return outgoing.clip_and_noise(torch.ones(2, 8), 1)
-
-    hardware, usual = simulated().hardware, {"index": 1, "client": 1, "seed": 1}
-    other = usual | {"index" if changed == "round" else changed: 2}
-    assert torch.equal(drawn(**usual), drawn(**usual))
-    assert not torch.equal(drawn(**usual), drawn(**other))
 
 
 def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
@@ -149,18 +132,6 @@ def test_noise_leaves_no_variance_negative() -> None:
     assert leaving["bn.running_mean"].min() < -1
 
 
-def test_a_simulation_saves_each_quota_under_its_own_name() -> None:
-    policy = {"uses_per_image": 9}
-    one = simulated(policy=policy, clients={"steps": 6})  # two uses of an image per round
-    for _ in range(3):
-        one.fleet.spend((0, 1, 2))
-    resumed = simulated(policy=policy, clients={"steps": 6})
-    resumed.fleet.load_state_dict(one.fleet.state_dict())
-    assert resumed.fleet.present() == [0, 1, 2]  # 6 uses so far, 8 fit
-    resumed.fleet.spend((0, 1, 2))
-    assert resumed.fleet.present() == [], "10 uses do not fit; 3 taken for 6 would"
-
-
 def test_clients_of_a_simulation_leave_when_their_caps_are_used_up() -> None:
     experiment = simulated(
         policy={"uses_per_image": 3}, clients={"active": 2, "steps": 4}, rounds=3
@@ -225,19 +196,6 @@ def _kind(data: bytes) -> str:
 
     length = struct.unpack_from("<I", data, 8)[0]
     return str(msgpack.unpackb(data[16 : 16 + length])[0])
-
-
-def test_nothing_else_on_a_device_makes_frames_or_writes_to_the_stream() -> None:
-    folder = Path(semisfl.__file__).parent / "net" / "client"
-    calls: dict[str, list[str]] = {}
-    for file in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                calls.setdefault(ast.unparse(node.func), []).append(file.name)
-    assert "encode" not in calls and "frames.encode" not in calls
-    assert calls["call.write"] == ["connection.py"]
-    assert sorted(calls["self.outgoing.frame"]) == ["connection.py", "device.py"]
-    assert "Cleared" not in calls
 
 
 # --- tensors that may leave -------------------------------------------------------------------------

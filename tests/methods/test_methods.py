@@ -10,10 +10,6 @@ import pytest
 import torch
 
 import semisfl
-from semisfl.costs import clock
-from semisfl.costs.clock import LinkSpeed, World
-from semisfl.costs.plan import make
-from semisfl.costs.rounds import ImageFacts
 from semisfl.data.partition import Partition
 from semisfl.fleet.base import RoundAborted
 from semisfl.methods import fedswitch_settings, semisfl_settings
@@ -27,7 +23,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from semisfl.settings import config, lookup, presets
-from semisfl.settings.catalog import DATA, METHODS
+from semisfl.settings.catalog import METHODS
 from tests import toy
 from tests.sizes import sizes_of
 
@@ -295,24 +291,6 @@ def test_engines_do_not_know_methods_by_name() -> None:
         code = path.read_text(encoding="utf-8").lower()
         for name in ("semifl", "fedmatch", "fedswitch"):
             assert name not in code, f"fleet/{path.name} mentions {name}"
-
-
-# --- costs ----------------------------------------------------------------------------------------
-
-
-def test_a_plan_says_what_a_run_sends() -> None:
-    """The paper's models, per client and round: SemiSFL 184.3 MB against 286.8 of two whole AlexNets."""
-    options = presets.preset("cifar10")
-    shape, classes = DATA["cifar10"].shape, DATA["cifar10"].classes
-    world = World(LinkSpeed(8, 8), LinkSpeed(8, 8), 0.0, clock.load_profile("wire-only"))
-    plan = make(options, ImageFacts(shape, classes, 0), world)
-    lines = {line.method: line for line in plan.methods}
-    sent = lines["semisfl"].total
-    assert sent / 1e6 == pytest.approx(184.3, abs=0.05)
-    assert lines["semifl"].down * 2 / 1e6 == pytest.approx(286.8, abs=0.05)
-    assert lines["semisfl"].seconds == pytest.approx(sent / 1e6)
-    assert plan.run_bytes(lines["semisfl"]) == sent * 10 * 1000
-    assert plan.run_bytes(lines["supervised"]) == 0
 
 
 # --- slow -----------------------------------------------------------------------------------------

@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from semisfl.fleet.base import Features, RoundAborted
+from semisfl.fleet.base import Features
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
-from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import divide
 from semisfl.settings import config, presets
 from semisfl.settings.config import Config
 from tests import toy
 from tests.leaving import leave
-from tests.toy import RESIDUAL, but_for_time
+from tests.toy import RESIDUAL
 from tests.twin import SMALL, PlainTwin, bn_model, largest_difference, mean_difference, toy_data
 
 DATA = toy_data()
@@ -247,37 +245,6 @@ def test_batchnorm_statistics_are_averaged_with_the_weights() -> None:
         if "num_batches_tracked" in name:
             # Four supervised steps, then three on every client.
             assert int(tensor) == 4 + 3
-
-
-def test_an_aborted_round_is_repeated_as_if_it_had_not_begun() -> None:
-    settings = small("rounds=3")
-    undisturbed = run_rounds(pieces(settings, own=True)[0])
-    experiment, _, _ = pieces(settings, own=True)
-    calls = 0
-    forward = experiment.fleet.forward
-
-    def failing() -> Features:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            raise RoundAborted("too few clients are left")
-        return forward()
-
-    experiment.fleet.forward = failing  # type: ignore[method-assign]
-    result = run_rounds(experiment)
-    assert calls == 3 * 3 + 2
-    # What the undone attempt sent had crossed: its clients were given both bottoms once more.
-    (usual,), (more,) = (run.rounds[1].pop("bytes_by_client") for run in (undisturbed, result))
-    for kind in ("model_down", "teacher_down"):
-        assert more.pop(kind) == 2 * usual[kind]
-    assert more.items() <= usual.items()
-    wasted = len(usual["clients"]) * (usual["model_down"] + usual["teacher_down"])
-    repeated = [row.pop("bytes_repeated", None) for row in result.rounds]
-    assert repeated == [None, wasted, wasted]
-    assert but_for_time(result.rounds) == but_for_time(undisturbed.rounds)
-    assert checkpoint.digest(result.model.state_dict()) == checkpoint.digest(
-        undisturbed.model.state_dict()
-    )
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
