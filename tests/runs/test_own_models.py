@@ -147,7 +147,7 @@ def test_a_run_does_not_go_on_with_another_network(
 def test_a_model_that_no_table_describes_still_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.SiLU(), nn.Flatten(), nn.Linear(192, 10))
+    own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), Scaled(1.0), nn.Flatten(), nn.Linear(192, 10))
     train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
     model = RunDirectory.open(tmp_path / "run").config().model
     assert model.name.startswith("code-") and model.layers is None
