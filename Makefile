@@ -19,12 +19,13 @@ QUICK := tests/algorithm tests/settings tests/test_imports.py \
 	fl2.py full_model.py influence.py mixup.py)
 LONG := learns or (twin and not two_level) or resume or formula or aborted or counted or codecs_lose
 
-.PHONY: help demo quick test test-slow test-kernels test-oldest mutants chaos check bench results image-test clean
+.PHONY: help demo quick test test-network test-slow test-kernels test-oldest mutants chaos check bench results image-test clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
 	@echo "make quick      tests of the core in half a minute: algorithm, methods, settings, batches, fleet"
-	@echo "make test       the tests (make test-slow: those that take minutes; make test-kernels:"
+	@echo "make test       the tests (make test-network: the matrix of network faults;"
+	@echo "                make test-slow: those that take minutes; make test-kernels:"
 	@echo "                the GPU's kernels in Triton's interpreter; make test-oldest: with the"
 	@echo "                oldest versions of everything that pyproject.toml promises)"
 	@echo "make mutants    deliberately wrong changes, one at a time: the tests must notice each"
@@ -49,8 +50,16 @@ PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2) --dist worksteal
 quick: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu" -k "not ($(LONG))" $(QUICK)
 
+# The matrix of network faults is `make test-network`: most of its tests wait for deadlines and processes.
+NETWORK := tests/net
+IN_TEST := $(addprefix tests/net/test_,fleet.py frames.py chunks.py agreement.py quotas.py upload_attack.py)
+
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu" \
+		$(filter-out $(NETWORK)/,$(wildcard tests/[a-z]*/)) $(wildcard tests/test_*.py) $(IN_TEST)
+
+test-network: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu" $(NETWORK) $(addprefix --ignore=,$(IN_TEST))
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "slow and not gpu"
