@@ -31,7 +31,7 @@ BUDGETS = {
     "net/server": 1315,
     "net/tls": 385,
     "root": 139,
-    "runs": 2097,
+    "runs": 2096,
     "settings": 880,
     "use": 941,
     "watch": 649,

@@ -134,7 +134,7 @@ def serve(
         # Operators may take data.labeled for a limit on their own images, which it is not.
         aside = about.tested_on if about.judged_on == "validation" else 0
         log.info(
-            "all %d labelled images are used, %d of them for validation; data.labeled is for simulations",
+            "labelled images: %d, of which %d for validation; data.labeled is for simulations",
             about.labeled + aside,
             aside,
         )

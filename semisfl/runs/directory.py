@@ -109,8 +109,6 @@ class RunDirectory:
                 f"{path} already holds a run; choose another --out, or continue it with --resume "
                 f"{shlex.quote(str(path))}"
             )
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; choose another --out")
         for name in WRITTEN:
             if (path / name).exists():
                 raise ValueError(

@@ -40,6 +40,7 @@ from semisfl.runs.run_data import (
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, cap_batch
+from semisfl.settings.counts import plural
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -242,8 +243,8 @@ def assemble(
             check_same(model, config.model.name, config.model.layers)
     if (config.data.validation is None) == bool(len(partition.validation)):
         raise ConfigError(
-            f"data.validation = {config.data.validation}, and the partition sets {len(partition.validation)} images "
-            "aside for validation; set both, or neither"
+            f"data.validation = {config.data.validation}, and the partition sets "
+            f"{plural(len(partition.validation), 'image')} aside for validation; set both, or neither"
         )
     if not len(data.test_images):
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")

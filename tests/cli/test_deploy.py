@@ -129,7 +129,7 @@ def served(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], int
         while not (match := re.match(r"listening on port (\d+)", line := server.stderr.readline())):
             lines.append(line)
             assert line, (server.wait(), lines)
-        used = r"info: all 16 labelled images are used.*; data.labeled is for simulations\n"
+        used = r"info: labelled images: 16, .*; data.labeled is for simulations\n"
         assert any(re.fullmatch(used, one) for one in lines), lines
         yield server, int(match[1])
     finally:
