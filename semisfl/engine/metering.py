@@ -1,4 +1,7 @@
-"""Sums over the steps of a round."""
+"""Sums over the steps of a round, such as losses and counts of labels.
+
+A method adds to them in every step and reads them once per round, because reading waits for the device.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any

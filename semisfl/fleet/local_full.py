@@ -230,7 +230,11 @@ class Slot:
 
 
 class FullModelClients:
-    """Run a method's client half for a block of clients, each in a slot of its own."""
+    """Run a method's client half for a block of clients, each in a slot of its own.
+
+    Slots are kept between rounds, as many as the largest round needed; captured steps are kept per work
+    and number of slots.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,9 @@
 """Operations in two forms, plain PyTorch and Triton for CUDA; PyTorch's dispatcher chooses.
 
 `register_cuda` adds the CUDA forms where Triton works; without it a GPU uses the plain ones too.
+
+A new operation is a function in `plain` with its schema, a fused form in a file of its own, an entry
+in `cuda_forms.FORMS`, and a test that holds the two against each other in Triton's interpreter.
 """
 
 import logging
@@ -45,7 +48,11 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=1)
 def register_cuda() -> bool:
-    """Register the CUDA form of every operation; return False if Triton is missing or does not work."""
+    """Register the CUDA form of every operation, once per process.
+
+    Returns False, with a warning unless Triton is missing, where the forms do not work; nothing is
+    registered then.
+    """
     try:
         from semisfl.engine.kernels import cuda_forms
     except ImportError:

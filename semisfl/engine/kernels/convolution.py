@@ -26,7 +26,11 @@ PROGRAMS = 256
 
 
 class Geometry(NamedTuple):
-    """The sizes that the kernels are compiled for."""
+    """The sizes that the kernels are compiled for; a kernel is compiled again for other sizes.
+
+    Height and width before (H, W) and after (OH, OW) the convolution, channels in and out (CI, CO), the
+    weight's rows and columns (KH, KW), padding (PAD_H, PAD_W) and strides (DOWN, RIGHT).
+    """
 
     H: int
     W: int
@@ -213,7 +217,7 @@ def _few_gradients(
 
 
 def geometry(x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int]) -> Geometry:
-    """Return the sizes for images ``x`` and the clients' weights."""
+    """Return the sizes for images ``x`` and the clients' weights [clients, output, input, row, column]."""
     _, channels_out, channels, rows, columns = weight.shape
     height, width = x.shape[2:]
     (pad_h, pad_w), (down, right) = padding, stride
@@ -268,7 +272,10 @@ def normed_convolution(
 
 
 def _laid_out(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both channels-last in memory; there may be gaps between the clients' weights."""
+    """Return both channels-last in memory, copied only if they are not.
+
+    There may be gaps between the clients' weights, because a stack's copies lie apart.
+    """
     x = x.contiguous(memory_format=torch.channels_last)
     own = weight.movedim(2, -1)
     return x, weight if own[0].is_contiguous() else own.contiguous().movedim(-1, 2)

@@ -1,5 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Select and normalise the images of one step from those of a round, in one pass."""
+"""Select and normalise the images of one step from those of a round, in one pass.
+
+The step's number is a tensor on the device, so that a captured step shows other images in each replay.
+"""
 
 import torch
 import triton

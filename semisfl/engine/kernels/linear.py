@@ -1,5 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-any-return"
-"""A linear layer with ReLU; its backward pass computes mask and bias gradient in one pass."""
+"""A linear layer with ReLU; its backward pass computes mask and bias gradient in one pass.
+
+PyTorch takes three: the mask, the masked gradient and its sum over rows.
+"""
 
 from typing import Any
 

@@ -5,6 +5,9 @@ Images are channels-last, client after client; the third axis of a launch is the
 statistics of the channels (mean, 1 / deviation, factor and offset) are [4, clients, channels]. Only
 the images before BatchNorm are kept for the backward pass, which computes again which pixel of a
 window was the maximum and whether its ReLU is open.
+
+Arguments: ``across`` and ``down`` are the pooled width and height, ``count`` the windows or pixels of
+one client, ``parts`` the programs that share a sum, ``turns`` the tiles that each of them computes.
 """
 
 import triton
@@ -192,7 +195,11 @@ def settle_back(
     sums, known, of_weight, of_bias, coefficients, count, channels, parts,
     TRAINING: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of weight and bias, and the factor and offset of a value in its own gradient."""
+    """Compute the gradients of weight and bias, and two coefficients per channel for `to_raw`.
+
+    In training a value's gradient also depends linearly on the value, through mean and deviation: the
+    coefficients are the factor and the offset of that line.
+    """
     client = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels

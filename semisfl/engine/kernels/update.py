@@ -1,5 +1,9 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""SGD step or moving average of a whole model and its working copy, in one pass over memory."""
+"""SGD step or moving average of a whole model and its working copy, in one pass over memory.
+
+Weights, momentum, working copy and the teacher's values are read and written once per step; as separate
+operations they would be read several times.
+"""
 
 import triton
 import triton.language as tl

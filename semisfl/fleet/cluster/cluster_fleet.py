@@ -59,7 +59,7 @@ class ClusterFleet(Simulation):
     # --- beginning and ending --------------------------------------------------------------------
 
     def open(self, directory: Path | None) -> None:
-        """Let every rank load its images; raise `ConfigError` if they differ from rank 0's."""
+        """Let every rank load its images; raise `ConfigError` if a rank cannot, or if its images differ from rank 0's."""
         self._ranks.send_command(
             "begin", config=self._setup.config.model_dump(mode="json"), images=self._setup.digest()
         )
@@ -102,7 +102,10 @@ class ClusterFleet(Simulation):
             self.block.start_round(replace(plan, active=self._blocks[0], next_active=ahead))
 
     def _expect_features(self) -> None:
-        """Allocate the whole fleet's features and start receiving the other ranks' rows into them."""
+        """Allocate the whole fleet's features and start receiving the other ranks' rows into them.
+
+        They arrive while rank 0 computes; `forward` waits for them.
+        """
         assert self._plan is not None
         if self._step == self._plan.steps:
             return

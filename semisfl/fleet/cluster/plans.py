@@ -1,7 +1,10 @@
 """Send a round's plan from rank 0 to the other ranks, and the results of a full-model round back.
 
-States cross once per rank that needs them, however many of its clients share them. What a client
+States are sent once per rank that needs them, however many of its clients share them. What a client
 asks for during the round is sent along, and counted only if it was asked for.
+
+A message in JSON comes first. It names the round's settings and, for each state, its outline; the
+values follow as flat tensors, one per dtype.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,10 @@ Block = tuple[int, ...]
 
 
 def blocks_of(active: Sequence[int], ranks: int) -> list[Block]:
-    """Return equal shares, in order. If they cannot be equal, rank 0 has fewer: it is the server too."""
+    """Return each rank's block of the ``active`` clients: equal shares, in order.
+
+    If they cannot be equal, rank 0 has fewer: it is the server too.
+    """
     least, more = divmod(len(active), ranks)
     sizes = [least + (rank >= ranks - more) for rank in range(ranks)]
     ends = [sum(sizes[: rank + 1]) for rank in range(ranks)]
@@ -130,7 +136,7 @@ def send_full(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[
 
 
 def _needed(single: Mapping[str, Any], block: Block, for_all: int) -> list[int]:
-    """Return the numbers of the states that are sent to single clients of ``block``."""
+    """Return the numbers, sorted, of the states that are sent to single clients of ``block`` alone."""
     numbers = {
         number
         for entries in single.values()
@@ -192,7 +198,7 @@ def send_results(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping
 
 
 def receive_results(ranks: Ranks, rank: int, traffic: Traffic) -> list[ClientResult] | None:
-    """Receive the results of ``rank`` and count their bytes; return None if it was stopped."""
+    """Receive the results of ``rank`` and count their bytes in ``traffic``; return None if it was stopped."""
     message = ranks.reply_of(rank)
     if "stopped" in message:
         return None

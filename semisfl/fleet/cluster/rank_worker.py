@@ -24,7 +24,7 @@ class RankWorker:
     """
 
     def __init__(self, ranks: Ranks, prepare: Callable[[Config], FleetSetup]) -> None:
-        """Take ``prepare``, which loads on this machine what a configuration names."""
+        """Take ``prepare``, which loads on this machine what a configuration names, and the ranks to obey."""
         self._ranks, self._prepare = ranks, prepare
         self._steps: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
             "begin": self._begin,
@@ -40,6 +40,7 @@ class RankWorker:
             self._steps[message["do"]](message)
 
     def _begin(self, message: Mapping[str, Any]) -> None:
+        """Load images and make the block; reply what is wrong, if anything is, instead of raising it here."""
         try:
             config = parse(message["config"])
             self._setup = self._prepare(config)
@@ -58,6 +59,7 @@ class RankWorker:
     # --- a split round ---------------------------------------------------------------------------
 
     def _split(self, message: Mapping[str, Any]) -> None:
+        """Begin a split round and send the first features."""
         self._plan, self._step = plans.receive_split(self._ranks, message), 0
         self._counts()  # drops those of an abandoned round
         if self._plan.active:
@@ -65,6 +67,7 @@ class RankWorker:
             self._send_features()
 
     def _send_features(self) -> None:
+        """Compute and send the next step's features, labels of their images included; nothing after the last step."""
         if self._step == self._plan.steps:
             return
         with self._setup.hardware.step():
@@ -73,6 +76,7 @@ class RankWorker:
         self._ranks.send({0: [tensor.contiguous() for tensor in tensors]}).wait()
 
     def _backward(self, message: Mapping[str, Any]) -> None:
+        """Take the step with rank 0's gradients, then compute the next features at once."""
         if not self._plan.active:
             return
         rows = len(self._plan.active) * self._setup.config.clients.batch
@@ -84,6 +88,7 @@ class RankWorker:
         self._send_features()
 
     def _finish(self, message: Mapping[str, Any]) -> None:
+        """Reply with byte counts and outlines, then send the trained bottoms."""
         bottoms = list(as_states(self._block.bottoms()).values()) if self._plan.active else []
         self._ranks.reply(
             traffic=self._counts(),
@@ -101,6 +106,7 @@ class RankWorker:
     # --- a full-model round ----------------------------------------------------------------------
 
     def _train(self, message: Mapping[str, Any]) -> None:
+        """Run a full-model round for this rank's clients and send their results."""
         plan = plans.receive_full(self._ranks, message)
         self._counts()
         try:

@@ -51,7 +51,7 @@ class Launch:
 
 
 def launch() -> Launch | None:
-    """Return torchrun's values; None if torchrun did not start this process."""
+    """Return torchrun's values from the environment; None if torchrun did not start this process."""
     environment = os.environ
     if "TORCHELASTIC_RESTART_COUNT" not in environment or "RANK" not in environment:
         return None
@@ -69,6 +69,7 @@ class Ranks:
     """
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        """Take the process ``group`` (None: all processes) and the ``device`` that tensors are sent from and to."""
         self.device = device
         self._group = group
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
@@ -78,7 +79,7 @@ class Ranks:
 
     @classmethod
     def join(cls, device: torch.device) -> "Ranks":
-        """Meet the others that torchrun started."""
+        """Meet the others that torchrun started, and return this process's place among them."""
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store, rank, world = next(rendezvous("env://"))
         own = dist.PrefixStore(  # type: ignore[attr-defined]
@@ -127,6 +128,7 @@ class Ranks:
         return self._message(partial(dist.recv, group_src=rank, group=self._group))
 
     def _message(self, receive: Callable[[Tensor], object]) -> dict[str, Any]:
+        """Receive a message: a head of fixed size, and the rest if it is longer."""
         with self.noticing_loss():
             head = self._keep(torch.empty(HEAD, dtype=torch.uint8))
             receive(head)
@@ -142,7 +144,7 @@ class Ranks:
     # --- tensors ---------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Copy rank 0's ``tensors`` into those of all others."""
+        """Copy rank 0's ``tensors`` into those of all others, which have the same shapes and dtypes."""
         with self.noticing_loss():
             for tensor in tensors:
                 dist.broadcast(tensor, group_src=0, group=self._group)
@@ -152,7 +154,7 @@ class Ranks:
         return self._move(dist.isend, tensors)
 
     def receive(self, tensors: Mapping[int, Sequence[Tensor]]) -> "Transfer":
-        """Receive from each rank into contiguous tensors."""
+        """Receive from each rank into contiguous tensors; they hold the values once `Transfer.wait` returns."""
         return self._move(dist.irecv, tensors)
 
     def _move(self, operation: Any, tensors: Mapping[int, Sequence[Tensor]]) -> "Transfer":
@@ -210,6 +212,7 @@ def _meet(store: Any, rank: int, world: int) -> str:
 
 
 def _encoded(values: Mapping[str, Any]) -> list[Tensor]:
+    """Return a message as bytes: its length, its JSON padded to `HEAD`, and the rest as a second part."""
     body = json.dumps(values).encode()
     body = len(body).to_bytes(LENGTH, "little") + body.ljust(HEAD - LENGTH)
     content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
@@ -217,6 +220,7 @@ def _encoded(values: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _length_after(head: Tensor) -> int:
+    """Return how many bytes of a message follow its head."""
     length = int.from_bytes(bytes(head[:LENGTH].tolist()), "little")
     return max(0, length - (HEAD - LENGTH))
 

@@ -78,7 +78,7 @@ class Helpers:
         self._helpers.clear()
 
     def of(self, client: int) -> dict[str, State]:
-        """Return ``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
+        """Return ``{"helper0": ..., "helper1": ...}`` on the device; empty if the client has none."""
         return {
             f"helper{place}": self._shelf.get(key)
             for place, key in enumerate(self._helpers.get(client, ()))
@@ -105,5 +105,5 @@ class Helpers:
 
 
 def _owner(key: str) -> int:
-    """Return the client whose upload ``key`` names."""
+    """Return the client whose upload ``key`` names: keys are ``CLIENT@ROUND``."""
     return int(key.partition("@")[0])

@@ -126,7 +126,7 @@ class FedMatch:
         )
 
     def _supervised_step(self) -> None:
-        """Descend lambda_s CE with respect to sigma."""
+        """Descend lambda_s CE of labelled images with respect to sigma; psi stays."""
         images, labels = self.setup.labeled.next()
         theta = sum_parameters(self.sigma, self.psi.state_dict())
         loss = cross_entropy(call_with(self.model.train(), theta, images), *labels)
@@ -134,6 +134,7 @@ class FedMatch:
         self.meter.add(loss_supervised=loss)
 
     def _plan(self, round_index: int, lr: float) -> FullRound:
+        """Return what the active clients are sent: sigma, psi and, in a round of choosing, their helpers."""
         config, settings = self.setup.config, self.settings
         active = self.setup.active(round_index)
         refresh = (round_index + 1) % REFRESH == 0
@@ -241,6 +242,10 @@ class FedMatchWork:
         return True
 
     def step(self, client: ClientRuntime) -> None:
+        """Take one step: agree with the majority's label, stay near the helpers, and be regularised.
+
+        Labels and helpers see the plain view; the label loss is on the strong view of the same images.
+        """
         settings, helped = client.settings, client.buffer("helped")
         theta, images = client.model("theta"), client.batch_of("plain")
         plain, strong = passes(theta, [images, client.batch_of("strong")], training=[False, True])

@@ -59,7 +59,10 @@ MIX_ALPHA = 0.75
 
 
 class SemiFL:
-    """The server's half."""
+    """The server's half: distribute, average with global momentum, fine-tune on labels, renew sBN.
+
+    (FL)² derives from it and changes who counts how much in the mean.
+    """
 
     def __init__(self, setup: Setup, settings: Any = None, work: ClientWork | None = None) -> None:
         """Take ``settings`` and ``work`` of another method whose server does the same."""
@@ -119,10 +122,14 @@ class SemiFL:
             parameter.sub_(velocity)
 
     def _mean(self, results: list[ClientResult]) -> State:
+        """Return the clients' models as one; (FL)² weighs them."""
         return combine_results(self.setup, results, "model", self.model.state_dict())
 
     def _recompute_statistics(self, round_index: int, active: tuple[int, ...]) -> None:
-        """Compute sBN over un-augmented images of the server and the ``active`` clients."""
+        """Compute sBN over un-augmented images of the server and the ``active`` clients, and load it.
+
+        Without BatchNorm in the model nothing happens and nothing is sent.
+        """
         if not statistics_of(self.model):
             return
         plan = FullRound(round_index, active, 0, 0.0, send={"model": self.model.state_dict()})
@@ -163,13 +170,14 @@ class SemiFL:
 
 
 class SemiFLWork:
-    """The client's half."""
+    """The client's half: label all images once, then train on the confident ones, plain and mixed."""
 
     name = "semifl"
     only_called = ("model",)
     answers = Answers({"model": every_tensor}, COUNTED, may_decline=True)
 
     def start(self, client: ClientRuntime) -> bool:
+        """Label every local image, draw D_fix and D_mix and their views; False if no image is confident."""
         model = client.model("model")
         model.load_state_dict(required_state(client, "model"))
         model.load_state_dict(client.received("statistics") or {}, strict=False)
@@ -194,6 +202,7 @@ class SemiFLWork:
         return len(kept) > 0
 
     def step(self, client: ClientRuntime) -> None:
+        """Take one step down CE of the strong view and of the mixed images, gradients clipped."""
         model = client.model("model")
         labels, others = client.buffer_step("labels_fix"), client.buffer_step("labels_mix")
         weight = client.buffer_step("weight")
@@ -206,11 +215,12 @@ class SemiFLWork:
         count_loss(client, strong + mixing, consistency=strong)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        """Return the trained model and the round's numbers."""
         return {"model": client.model("model").state_dict()}, read_counter(client)
 
 
 def batches_of(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
-    """Return batches [steps, batch] that cycle through ``pool``; if it is empty, the first image over and over."""
+    """Return batches [steps, batch] of positions that cycle through ``pool``; if it is empty, the first image over and over."""
     pool = pool if len(pool) else np.zeros(1, dtype=np.int64)
     return pool[draw_batches(rng, len(pool), client.steps, client.batch)]
 
@@ -223,7 +233,10 @@ def mix(images: Tensor, others: Tensor, weight: Tensor) -> Tensor:
 def semifl_losses(
     strong: Tensor, mixed: Tensor, labels: Tensor, others: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss's two terms: CE(strong, y_fix), and l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
+    """Return the loss's two terms: CE(strong, y_fix), and l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix).
+
+    ``strong`` and ``mixed`` [n, classes] are logits, ``labels`` and ``others`` [n] classes; ``weight`` is l.
+    """
     return cross_entropy(strong, labels), torch.lerp(
         cross_entropy(mixed, others), cross_entropy(mixed, labels), weight
     )
@@ -237,6 +250,7 @@ class StatisticsWork:
     answers = Answers({"statistics": is_statistic}, {"batches": (1.0, 1e6)})
 
     def start(self, client: ClientRuntime) -> bool:
+        """Recompute the statistics of the received model over this client's images. Every client contributes."""
         model = client.model("model")
         model.load_state_dict(required_state(client, "model"))
         client.set_buffer(
@@ -248,6 +262,7 @@ class StatisticsWork:
         """Do nothing: statistics take no step."""
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        """Return the statistics and over how many batches they are."""
         return {"statistics": statistics_of(client.model("model"))}, {
             "batches": float(client.buffer("batches"))
         }

@@ -1,4 +1,8 @@
-"""Static BatchNorm (SemiFL): statistics recomputed over data instead of tracked while training."""
+"""Static BatchNorm (SemiFL): statistics recomputed over data instead of tracked while training.
+
+While training every batch is normalised by its own statistics. Before a model is tested or sent, its
+statistics are computed anew over plain images of several holders of data, who send only these.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -71,7 +75,10 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
 
 
 def combine_statistics(parts: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
-    """Return the mean of several holders' statistics, weighted by their batches; counters add up."""
+    """Return the mean of several holders' statistics, weighted by their batches; counters add up.
+
+    ``parts``: (statistics, number of batches) of each holder.
+    """
     total = sum(weight for _, weight in parts)
     first = parts[0][0]
     return {
