@@ -15,7 +15,9 @@ from semisfl.data.labeled import LabeledImages
 from semisfl.data.partition import Partition
 from semisfl.fleet.base import ClientResult, ClientWork, Fleet, FullRound
 from semisfl.models.build import uncut
+from semisfl.models.split import SplitModel
 from semisfl.runs import experiment
+from semisfl.runs.pretrained import Pretrained
 from semisfl.settings import config
 from semisfl.settings.config import Config
 
@@ -104,6 +106,13 @@ def network(batchnorm: bool = False, dropout: bool = False) -> nn.Sequential:
     if dropout:
         layers.append(("drop", nn.Dropout(0.3)))
     return nn.Sequential(OrderedDict([*layers, ("fc2", nn.Linear(16, CLASSES))]))
+
+
+def start_from(
+    model: SplitModel, weights: str, name: str, classes: tuple[str, ...] = ()
+) -> list[str]:
+    """Copy the weights that ``model.weights`` names into ``model``; return the layers that stay new."""
+    return Pretrained.read(weights, name).copy_into(model, name, classes)
 
 
 def own(model: nn.Module | None = None) -> dict[str, Any]:

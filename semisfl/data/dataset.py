@@ -4,7 +4,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,21 @@ class Dataset:
         """Return channels, height and width of an image."""
         _, channels, height, width = self.images.shape
         return channels, height, width
+
+    def for_network(self, mean: Sequence[float], std: Sequence[float]) -> "Dataset":
+        """Return the same images for a network that needs them normalised by ``mean`` and ``std``.
+
+        Grey images are repeated to as many channels. Raises ValueError for colour images and a network of grey ones.
+        """
+        channels = self.shape[0]
+        if channels not in (1, len(mean)):
+            raise ValueError(
+                f"{self.name} has images of {channels} channels, and the weights need {len(mean)}; use grey images "
+                "or other weights (model.weights)"
+            )
+        copies = (1, len(mean) // channels, 1, 1)
+        images, tests = self.images.repeat(copies), self.test_images.repeat(copies)
+        return replace(self, images=images, test_images=tests, mean=tuple(mean), std=tuple(std))
 
     def _check_labels(self, name: str, labels: torch.Tensor, count: int, lowest: int) -> None:
         if labels.dtype != torch.int64 or labels.shape != (count,):

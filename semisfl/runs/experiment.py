@@ -28,7 +28,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.models.build import build_model, check_same, with_layers_of
 from semisfl.models.own import Own, own_copy, stages_of
 from semisfl.runs.portable import Description, answering_weights, describe
-from semisfl.runs.pretrained import start_from
+from semisfl.runs.pretrained import Pretrained
 from semisfl.runs.run_data import (
     check_clients,
     check_partition,
@@ -235,6 +235,17 @@ def assemble(
     if data is None:
         data, partition = load_data(config, partition)
     partition = partition or divide(config, data)
+    weights = None
+    if config.model.weights is not None:
+        # Weights need images that are normalised as theirs were; a resumed run knows how from its checkpoint.
+        if resumed is None:
+            weights = Pretrained.read(config.model.weights, config.model.name)
+            mean, std = weights.mean, weights.std
+        else:
+            described = resumed["model"]["description"]
+            mean, std = described["mean"], described["std"]
+        if mean is not None and std is not None:
+            data = data.for_network(mean, std)
     if model is not None:
         model = stages_of(model, data.shape)
         if resumed is None:
@@ -251,8 +262,8 @@ def assemble(
     own = own_copy(model, data.shape) if model is not None else None
     setup = fleet_setup(config, data, partition, hardware, own, network, stop)
     split_model, classes = setup.model, setup.classes
-    if config.model.weights is not None and resumed is None:
-        start_from(split_model, config.model.weights, config.model.name, data.classes)
+    if weights is not None:
+        weights.copy_into(split_model, config.model.name, data.classes)
     images, labels = (part.to(hardware.device) for part in chosen(data, partition.labeled))
     labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)

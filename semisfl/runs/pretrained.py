@@ -1,14 +1,17 @@
-"""Start from trained weights: a run's own file, or one with torchvision's or timm's names.
+"""Start from trained weights: those of a package, a run's own file, or a file with torchvision's or timm's names.
 
 Nothing in a file is executed: ``.safetensors`` holds tensors only, and ``.pth`` is read with ``weights_only``.
 """
 
+import json
 import logging
 import math
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,50 +21,95 @@ from torch.nn import functional as F
 
 from semisfl.models.backbones import WEIGHT_NAMES, Rules
 from semisfl.models.split import SplitModel
+from semisfl.models.weight_files import file_of, packaged_file
 from semisfl.runs import checkpoint
+from semisfl.settings import catalog
 from semisfl.settings.config import ConfigError
 
 log = logging.getLogger(__name__)
 
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts put the weights of a model."""
+IMAGENET_MODELS = frozenset(name for name, cut in catalog.MODELS.items() if cut is not None)
+"""The backbones whose shared weights were trained on ImageNet's images."""
 
 
-def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] = ()) -> None:
-    """Copy the weights in ``file`` into ``model``, which is called ``name``; log what stays new.
+@dataclass(frozen=True)
+class Pretrained:
+    """Trained weights, read from what ``model.weights`` names, and how the images are normalised that they need."""
 
-    Layers are matched by name and shape; names of torchvision and timm are translated. So a network pretrained on
-    other images gives all its layers but the head. The head also stays new where a run's own file names other
-    ``classes``. Raises `ConfigError` if no layer fits, or the file cannot be read without executing code.
-    """
-    where = f"model.weights = {file!r}"
-    stored, theirs = _read(Path(file).expanduser(), where, WEIGHT_NAMES.get(name, ()))
-    own = _by_layer(model.whole().state_dict())
-    head = next(reversed(_layers(key for key in own if own[key].dim() == 2)), "")
-    if classes and theirs and tuple(theirs) != tuple(classes):
-        log.warning("%s: the head %s is new, as the file has other classes", where, head)
-        stored = {key: one for key, one in stored.items() if key.rpartition(".")[0] != head}
-    stored = {key: _fitted(one, own[key]) if key in own else one for key, one in stored.items()}
-    fits = [key for key in own if key in stored and stored[key].shape == own[key].shape]
-    if not any(own[key].is_floating_point() for key in fits):
-        raise ConfigError(
-            f"{where}: no layer fits model.name = {name!r}; the file has {', '.join(list(stored)[:3])}, the model "
-            f"{', '.join(list(own)[:3])}"
+    where: str
+    """The setting, for messages."""
+    tensors: Mapping[str, Tensor]
+    """By layer and parameter, with the names they have here."""
+    mean: tuple[float, ...] | None = None
+    """One number per channel, of pixels from 0 to 1; None: the file fits images as they are normalised anyway."""
+    std: tuple[float, ...] | None = None
+    classes: Sequence[str] = ()
+    """The classes of the head, where the file names them."""
+
+    @classmethod
+    def read(cls, weights: str, name: str) -> "Pretrained":
+        """Return the weights for the model called ``name``.
+
+        ``weights``: a name in `catalog.WEIGHTS`, a file, a folder that holds model.safetensors, or ``hub:OWNER/NAME``,
+        such a folder on the Hugging Face hub. Raises `ConfigError` if it is not there, or cannot be read without
+        executing code.
+        """
+        where, rules = f"model.weights = {weights!r}", WEIGHT_NAMES.get(name, ())
+        # Files of a known backbone with others' names are for images normalised as those of ImageNet.
+        usual = (catalog.IMAGENET_MEAN, catalog.IMAGENET_STD) if name in IMAGENET_MODELS else None
+        if entry := catalog.WEIGHTS.get(weights):
+            tensors, _ = _read(packaged_file(entry, name), where, rules)
+            return cls(where, tensors, entry.mean, entry.std)
+        file = file_of(weights)
+        tensors, described = _read(file, where, rules)
+        classes = described.get("classes", ())
+        mean, std = described.get("mean"), described.get("std")
+        if mean is None and (beside := file.with_name("config.json")).is_file():
+            pictures = json.loads(beside.read_text(encoding="utf-8")).get("pretrained_cfg", {})
+            mean, std = pictures.get("mean"), pictures.get("std")
+        if mean is None or std is None:
+            mean, std = usual or (None, None)
+        return cls(where, tensors, mean and tuple(mean), std and tuple(std), classes)
+
+    def copy_into(self, model: SplitModel, name: str, classes: Sequence[str] = ()) -> list[str]:
+        """Copy the weights into ``model``, which is called ``name``; return the layers that stay new, and log them.
+
+        Layers are matched by name and shape; names of torchvision and timm are translated. So a network pretrained
+        on other images gives all its layers but the head. The head also stays new where a run's own file names other
+        ``classes``. Raises `ConfigError` if no layer fits.
+        """
+        stored, where = dict(self.tensors), self.where
+        own = _by_layer(model.whole().state_dict())
+        head = next(reversed(_layers(key for key in own if own[key].dim() == 2)), "")
+        if classes and self.classes and tuple(self.classes) != tuple(classes):
+            log.warning("%s: the head %s is new, as the file has other classes", where, head)
+            stored = {key: one for key, one in stored.items() if key.rpartition(".")[0] != head}
+        stored = {key: _fitted(one, own[key]) if key in own else one for key, one in stored.items()}
+        fits = [key for key in own if key in stored and stored[key].shape == own[key].shape]
+        if not any(own[key].is_floating_point() for key in fits):
+            raise ConfigError(
+                f"{where}: no layer fits model.name = {name!r}; the file has {', '.join(list(stored)[:3])}, the model "
+                f"{', '.join(list(own)[:3])}"
+            )
+        with torch.no_grad():
+            for key in fits:
+                if not torch.isfinite(stored[key]).all():
+                    raise ConfigError(f"{where}: {key} holds NaN or infinity; use another file")
+                own[key].copy_(stored[key])
+        new = _layers(
+            key for key in own if key not in fits and not key.endswith("num_batches_tracked")
         )
-    with torch.no_grad():
-        for key in fits:
-            if not torch.isfinite(stored[key]).all():
-                raise ConfigError(f"{where}: {key} holds NaN or infinity; use another file")
-            own[key].copy_(stored[key])
-    new = _layers(key for key in own if key not in fits and not key.endswith("num_batches_tracked"))
-    if new:
-        sizes = "; ".join(_sizes(layer, stored, own) for layer in new)
-        log.warning("%s: these layers do not fit and are new: %s", where, sizes)
-    log.info("%s: %d of %d tensors were taken from it", where, len(fits), len(own))
+        if new:
+            sizes = "; ".join(_sizes(layer, stored, own) for layer in new)
+            log.warning("%s: these layers do not fit and are new: %s", where, sizes)
+        log.info("%s: %d of %d tensors were taken from it", where, len(fits), len(own))
+        return new
 
 
-def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequence[str]]:
-    """Return the tensors in a file by the names they have here, and its classes if it names them.
+def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """Return the tensors in a file by the names they have here, and the description in a file of this package.
 
     ``where`` names the file in errors; ``rules`` translate the names of layers.
     """
@@ -71,8 +119,8 @@ def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequ
                 about = opened.metadata() or {}
             if "state" in about:  # written by this package
                 stored = checkpoint.read(file)["model"]
-                return _by_layer(stored["weights"]), stored["description"]["classes"]
-            return _renamed(load_file(file), rules), ()
+                return _by_layer(stored["weights"]), stored["description"]
+            return _renamed(load_file(file), rules), {}
         values = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ConfigError(
@@ -90,7 +138,7 @@ def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequ
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} holds no tensors by name; save a model's state_dict()")
     tensors = {str(key): value for key, value in values.items() if isinstance(value, Tensor)}
-    return _renamed(tensors, rules), ()
+    return _renamed(tensors, rules), {}
 
 
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -99,7 +147,6 @@ def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _renamed(stored: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
-    """Return tensors by the names that their layers have here."""
     """Return the tensors of a file by their names here; a rule is for a whole name or for a layer's."""
     renamed = {}
     for key, tensor in stored.items():

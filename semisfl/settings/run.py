@@ -127,7 +127,7 @@ class ModelConfig(Section):
     )
     weights: str | None = Field(
         None,
-        description="start from a file: a run's best.safetensors, or torchvision's names, .safetensors or .pth; none: random weights",
+        description="start from imagenet (for efficientnet-lite0), a file (a run's best.safetensors, or torchvision's or timm's names, .safetensors or .pth), a folder with model.safetensors or hub:OWNER/NAME; none: random weights",
     )
     cut: Annotated[int | str | None, BeforeValidator(_layer)] = Field(
         None,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from semisfl.models.build import build
 from semisfl.models.split import SplitModel
-from semisfl.runs.pretrained import start_from
+from tests.toy import start_from
 
 Rename = Callable[[str], str]
 

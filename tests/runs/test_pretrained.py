@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from semisfl import load, train
 from semisfl.models import split as models
 from semisfl.models.build import build
-from semisfl.runs.pretrained import start_from
 from semisfl.settings.config import Config, ConfigError
 from tests import toy
 from tests.models.test_own import InOrder
+from tests.toy import start_from
 
 SHAPE = (3, 16, 16)
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
