@@ -15,6 +15,7 @@ class StopFlag:
         self.requested = False
 
     def request(self) -> None:
+        """Ask the run to stop after its current iteration."""
         self.requested = True
 
     def check(self) -> None:

@@ -121,6 +121,7 @@ class Controller:
         return fall
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the steps and the losses that the next decision needs, for a checkpoint."""
         return {
             "supervised_steps": self.supervised_steps,
             "semi_faster_share": self.semi_faster_share,
@@ -129,6 +130,7 @@ class Controller:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the steps and losses of a checkpoint."""
         self.supervised_steps = int(state["supervised_steps"])
         self.semi_faster_share = float(state["semi_faster_share"])
         self._seen = int(state["seen"])

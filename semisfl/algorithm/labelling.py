@@ -132,11 +132,13 @@ class Labelling:
         return weighted / weighted.sum(1, keepdim=True)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the moving means of predictions; empty where labels are not corrected."""
         if self.align == "none":
             return {}
         return {**self._means, "names": self._membership.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the moving means of a checkpoint."""
         if self.align == "none":
             return
         self._membership.load_state_dict(state["names"])

@@ -16,7 +16,9 @@ class Membership:
         return set(known) - same
 
     def state_dict(self) -> dict[str, str]:
+        """Return the name that each client number had, for a checkpoint."""
         return {str(client): name for client, name in self._names.items()}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on from the names of a checkpoint."""
         self._names = {int(client): name for client, name in state.items()}

@@ -57,9 +57,11 @@ class Ring:
         self.next.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return keys, labels and the place of the next key."""
         return {name: getattr(self, name) for name in ("keys", "labels", "flags", "filled", "next")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from the keys of a checkpoint."""
         for name, tensor in self.state_dict().items():
             tensor.copy_(state[name])
 
@@ -131,6 +133,7 @@ class TwoLevelQueue:
         """Keep both levels."""
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return both rings, for a checkpoint."""
         return {
             f"{level}.{name}": tensor
             for level, ring in (("labeled", self.labeled), ("pseudo", self.pseudo))
@@ -138,6 +141,7 @@ class TwoLevelQueue:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from the rings of a checkpoint."""
         for name, tensor in self.state_dict().items():
             tensor.copy_(state[name])
 
@@ -178,9 +182,11 @@ class SingleQueue:
         self.ring.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the ring, for a checkpoint."""
         return self.ring.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from the ring of a checkpoint."""
         self.ring.load_state_dict(state)
 
 

@@ -40,12 +40,14 @@ class Teacher(Generic[Module]):
         return torch.full_like(self.updates, self.decay)
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the teacher's weights and the number of updates, on which its decay depends."""
         return {
             "updates": self.updates,
             **{f"model.{k}": v for k, v in self.model.state_dict().items()},
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from the weights and the number of updates of a checkpoint."""
         self.updates.copy_(state["updates"])
         self.model.load_state_dict(
             {k.removeprefix("model."): v for k, v in state.items() if k != "updates"}

@@ -51,12 +51,14 @@ class Traffic:
         return self.counts - before
 
     def state_dict(self) -> dict[str, int]:
+        """Return the bytes sent so far, by kind, direction and client."""
         return {
             f"{kind}/{direction}/{client}": size
             for (kind, direction, client), size in self.counts.items()
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from the bytes of a checkpoint."""
         self.counts.clear()
         for key, size in state.items():
             kind, direction, client = key.split("/")

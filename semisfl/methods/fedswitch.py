@@ -98,9 +98,11 @@ class FedSwitch:
         return {"teacher": self.ema.model, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return student and teacher."""
         return {"student": self.student.state_dict(), "teacher": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a checkpoint, or from before a round that is undone."""
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
 

@@ -169,6 +169,7 @@ class FedSwitchSL:
         return {"teacher": self.ema.model, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return student, teacher and each client's divergence from uniform labels."""
         return {
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
@@ -178,6 +179,7 @@ class FedSwitchSL:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a checkpoint, or from before a round that is undone."""
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
         self.skew = {int(client): value for client, value in state["skew"].items()}

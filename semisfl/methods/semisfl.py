@@ -210,6 +210,7 @@ class SemiSFL:
         return {"teacher": self.teacher, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return student, teacher, queue, controller and corrections: all that the next round depends on."""
         return {
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
@@ -219,6 +220,7 @@ class SemiSFL:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a checkpoint, or from before a round that is undone."""
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
         self.queue.load_state_dict(state["queue"])

@@ -38,8 +38,10 @@ class Supervised:
         return {"student": self.student, "teacher": self.ema.model}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the model and the moving average of its weights."""
         return {"student": self.student.state_dict(), "teacher": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a checkpoint."""
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])

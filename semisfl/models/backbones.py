@@ -188,6 +188,7 @@ def convnext_tiny() -> list[Layer]:
     """
 
     def norm(name: str) -> LayerNorm:
+        """Return LayerNorm over the channels at each position."""
         return LayerNorm(name=name, eps=1e-6, per_position=True)
 
     layers: list[Layer] = [
@@ -272,6 +273,7 @@ def _timm_mobile(before: Sequence[int]) -> Rules:
 
     def block(m: re.Match[str]) -> str:
         # The first group has no expansion, and its layers have the names of other layers elsewhere.
+        """Return the name here of a layer in one of timm's blocks."""
         usual = {
             "conv_pw": "expand",
             "bn1": "bn0",

@@ -34,6 +34,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` with a share ``p`` of its values at 0 and the others enlarged; in eval mode ``x`` itself."""
         if not self.training or self.p == 0:
             return x
         keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
@@ -64,6 +65,7 @@ class Layers(nn.Sequential):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the layers, blocks of them at a time."""
         for part in parts_of(self):
             if not isinstance(part, nn.Module):
                 x = part.on(x)
@@ -123,6 +125,7 @@ class Residual(nn.Module):
         keep_inputs(self)  # body and shortcut read the same x
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the sum for pictures or flat features."""
         out: Tensor = self.body(x) + self.shortcut(x)
         return out
 
@@ -137,6 +140,7 @@ class Gate(nn.Module):
         keep_inputs(self)  # the body and the product read the same x
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the product; a body that gives one number per channel scales whole channels."""
         out: Tensor = x * self.body(x)
         return out
 
@@ -150,6 +154,7 @@ class PaddedConv(nn.Conv2d):
         self.margins = margins
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution of the padded pictures."""
         return super().forward(F.pad(x, self.margins))
 
 
@@ -160,6 +165,7 @@ class PositionNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return pictures of the same shape."""
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
@@ -175,6 +181,7 @@ class Scale(nn.Module):
         self.weight = nn.Parameter(torch.full((columns,), start))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the scaled values in the shape of ``x``."""
         return x * (self.weight.view(-1, 1, 1) if x.dim() == 4 else self.weight)
 
 
@@ -182,6 +189,7 @@ class Tokens(nn.Module):
     """Turn pictures [n, channels, height, width] into tokens [n, height x width, channels], row by row."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the tokens of pictures, row by row."""
         return x.flatten(2).transpose(1, 2)
 
 
@@ -196,6 +204,7 @@ class ClassToken(nn.Module):
         self.weight = nn.Parameter(torch.randn(width) * 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return one token more for each image."""
         return torch.cat([self.weight.expand(x.shape[0], 1, -1).to(x.dtype), x], 1)
 
 
@@ -207,6 +216,7 @@ class Positions(nn.Module):
         self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the tokens with their places' vectors added."""
         return x + self.weight
 
 
@@ -224,15 +234,17 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # [n, count, 3, heads, width / heads] -> three tensors [n, heads, count, width / heads]
+        """Return tokens of the same shape, each a mixture of all tokens of its image."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         out: Tensor = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-        return self.proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.proj(out.transpose(1, 2).flatten(2))
 
 
 class FirstToken(nn.Module):
     """Keep the first of the tokens [n, count, width] as flat features [n, width]: what the class token has gathered."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the class token of each image."""
         return x[:, 0]
 
 

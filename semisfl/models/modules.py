@@ -194,13 +194,15 @@ def _conv_row(layer: nn.Conv2d, flow: Flow) -> dict[str, Any]:
     """Write a convolution; ``padding`` is a number, a pair or the four margins."""
     if isinstance(layer.padding, str):
         raise ValueError(f"has padding = {layer.padding!r}; give it in pixels")
-    padded = isinstance(layer, layers.PaddedConv)
+    padding = _sides(layer, "padding")
+    if isinstance(layer, layers.PaddedConv):
+        padding = list(layer.margins)
     return {
         "kind": "conv",
         "channels": layer.out_channels,
         "kernel": _sides(layer, "kernel_size"),
         "stride": _sides(layer, "stride"),
-        "padding": list(layer.margins) if padded else _sides(layer, "padding"),
+        "padding": padding,
         "bias": layer.bias is not None,
         "groups": layer.groups,
     }

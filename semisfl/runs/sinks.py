@@ -104,12 +104,15 @@ class Guarded:
         self._failed = False
 
     def start(self, run: RunInfo) -> None:
+        """Start the sink; if it fails, say so once and leave it out."""
         self._try(lambda: self._sink.start(run))
 
     def write(self, metrics: RoundMetrics) -> None:
+        """Pass the metrics on, unless the sink failed before."""
         self._try(lambda: self._sink.write(metrics))
 
     def close(self) -> None:
+        """Close the sink, unless it failed before."""
         self._try(lambda: self._sink.close())
 
     def _try(self, call: Callable[[], None]) -> None:

@@ -18,17 +18,20 @@ class TensorBoard:
     """
 
     def start(self, run: RunInfo) -> None:
+        """Open the folder ``tensorboard`` of the run."""
         if run.directory is None:
             raise ConfigError("the sink tensorboard writes into a run's directory; give out=...")
         self._writer = SummaryWriter(str(run.directory / FOLDER), purge_step=run.first)
 
     def write(self, metrics: RoundMetrics) -> None:
+        """Write every number of a round, at the round's index."""
         sent = {f"bytes_{kind}": size for kind, size in (metrics.bytes or {}).items()}
         for key, value in (metrics.numbers() | sent).items():
             self._writer.add_scalar(_tag(key), value, metrics.round)
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self._writer.close()
 
 

@@ -130,10 +130,14 @@ class Silu(LayerBase):
 
 
 class Hardswish(LayerBase):
+    """x min(max(x + 3, 0), 6) / 6."""
+
     kind: Literal["hardswish"] = "hardswish"
 
 
 class Sigmoid(LayerBase):
+    """1 / (1 + exp(-x))."""
+
     kind: Literal["sigmoid"] = "sigmoid"
 
 

@@ -74,6 +74,7 @@ def probes() -> list[Route]:
     """Return the answers to an orchestrator such as Kubernetes."""
 
     async def alive(request: Request) -> Response:
+        """Answer that the process lives."""
         return PlainTextResponse("ok\n")
 
     return [Route(path, alive, methods=["GET"]) for path in PROBES]

@@ -51,6 +51,7 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the rows of ``x`` divided by their lengths; lengths are kept for the gradient."""
         rows, width = x.shape
         out = torch.empty(x.shape, device=x.device)
         lengths = torch.empty(rows, device=x.device)
@@ -61,6 +62,7 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Return the part of each row's gradient that turns the row; its length has no part in the result."""
         out, lengths = ctx.saved_tensors
         rows, width = out.shape
         of_x = torch.empty_like(out, dtype=ctx.dtype)
@@ -117,6 +119,7 @@ class _Entropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the mean cross-entropy, weighted if ``weights`` [rows] are given, as a scalar."""
         rows, classes = logits.shape
         losses = torch.empty(rows, device=logits.device)
         gradients = torch.empty_like(logits)
@@ -129,6 +132,7 @@ class _Entropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the logits: the one that was computed with the loss, times ``grad``."""
         (gradients,) = ctx.saved_tensors
         out, size = torch.empty_like(gradients), gradients.numel()
         # PyTorch takes ten times as long when the scalar has another type.

@@ -106,6 +106,7 @@ class _Contrast(torch.autograd.Function):
         temperature: float,
         rounded: bool,
     ) -> Tensor:
+        """Return the mean loss; the similarities [rows, keys] are overwritten with the loss's gradients."""
         with _tf32(rounded):
             gradients = projections @ keys.T
         rows, count = gradients.shape
@@ -121,6 +122,7 @@ class _Contrast(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the projections [rows, width]."""
         gradients, keys = ctx.saved_tensors
         with _tf32(ctx.rounded):
             return gradients @ keys * grad, None, None, None, None, None, None, None

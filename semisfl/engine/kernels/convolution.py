@@ -107,6 +107,7 @@ class _Conv(torch.autograd.Function):
         after: Epilogue,
         keep: bool,
     ) -> Tensor:
+        """Return the convolution of every copy with its own weights, ReLU and pooling included."""
         out, which = convolved(x, weight, bias, None, shape, after, keep)
         ctx.save_for_backward(x, weight, which)
         ctx.shape, ctx.after = shape, after
@@ -116,6 +117,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of images, weights and biases, those of few input channels by kernels of their own."""
         x, weight, which = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         if few(ctx.shape) and not ctx.needs_input_grad[0]:

@@ -43,6 +43,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        """Return relu(x W^T + b), or without ReLU, for rows ``x`` [rows, inputs]."""
         out = torch.addmm(bias, x, weight.t())
         if relu:
             out.relu_()
@@ -51,6 +52,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of ``x``, weight and bias."""
         x, weight, *out = ctx.saved_tensors
         grad = grad.contiguous()
         check_size(grad)

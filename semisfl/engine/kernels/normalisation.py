@@ -111,6 +111,7 @@ class _Norm(torch.autograd.Function):
         running: tuple[Tensor, Tensor],
         how: tuple[bool, float, float, bool, int],
     ) -> Tensor:
+        """Return max_pool(relu(norm(x))) and keep the batch's mean and deviation."""
         training, momentum, eps, relu, pool = how
         clients, channels = weight.shape
         height, width = (*x.shape[2:], 1, 1)[:2]
@@ -135,6 +136,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients; which values pooling and ReLU chose is computed again."""
         x, known, shift = ctx.saved_tensors
         places: Places = ctx.places
         clients, images, channels, height, width, pool = places

@@ -19,12 +19,14 @@ class _Each(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
     ) -> Tensor:
+        """Return each client's convolution of its share of the images with its own weights."""
         ctx.save_for_backward(x, weight)
         ctx.stride, ctx.padding = stride, padding
         return _convolved(x, weight, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of images and weights, client by client."""
         x, weight = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         of_input = None

@@ -148,6 +148,7 @@ class _BiasRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, pool: int) -> Tensor:
+        """Return relu(max_pool(x) + b): pooling first, as both keep the order of values."""
         images, channels, height, width = x.shape
         shape = (images, channels, height // pool, width // pool)
         out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
@@ -166,6 +167,7 @@ class _BiasRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradient at each square's largest value, and the bias's."""
         (which,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         of_x, of_bias = unpool(grad, which, ctx.shape, ctx.pool, ctx.bias_dtype)

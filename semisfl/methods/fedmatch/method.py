@@ -199,6 +199,7 @@ class FedMatch:
         return {"student": self.model}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return sigma, psi and the helpers."""
         return {
             "model": self.model.state_dict(),
             "sigma": self.sigma.state_dict(),
@@ -207,6 +208,7 @@ class FedMatch:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a checkpoint, or from before a round that is undone."""
         for name in ("model", "sigma", "psi", "helpers"):
             getattr(self, name).load_state_dict(state[name])
 

@@ -144,6 +144,7 @@ class FL2Work:
     answers = Answers({"model": every_tensor}, {**COUNTED, "threshold": (0.0, 1.0)})
 
     def start(self, client: ClientRuntime) -> bool:
+        """Label the client's images once, and draw the round's batches from those that are kept."""
         model = client.model("model")
         model.load_state_dict(required_state(client, "model"))
         model.load_state_dict(client.received("statistics") or {}, strict=False)
@@ -162,6 +163,7 @@ class FL2Work:
         return True
 
     def step(self, client: ClientRuntime) -> None:
+        """Take one sharpness-aware step on a batch of kept images."""
         model, images = client.model("model").train(), client.batch_of("strong")
         labels, sure = client.buffer_step("labels"), client.buffer_step("sure")
         logits = model(images)
@@ -174,5 +176,6 @@ class FL2Work:
         count_loss(client, loss + sharp, consistency=loss)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        """Return the trained model and what the client counted."""
         numbers = {**read_counter(client), "threshold": float(client.buffer("threshold"))}
         return {"model": client.model("model").state_dict()}, numbers

@@ -161,9 +161,11 @@ class SemiFL:
         return {"student": self.model}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the model and the server's momentum."""
         return {"model": self.model.state_dict(), "velocity": self.velocity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a checkpoint, or from before a round that is undone."""
         self.model.load_state_dict(state["model"])
         for mine, saved in zip(self.velocity, state["velocity"], strict=True):
             mine.copy_(saved)

@@ -58,6 +58,7 @@ class Roster:
 
     @property
     def full(self) -> bool:
+        """Return whether every place is taken."""
         return len(self.index) >= self.total
 
     def keep_in(self, path: Path) -> None:
@@ -125,11 +126,13 @@ class Roster:
             self.index, self.images, self.serials, self.before = now
 
     def name(self, client: int) -> str:
+        """Return the name of the device with this place."""
         return next(
             (name for name, index in self.index.items() if index == client), f"client {client}"
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Return names, places and numbers of images, as they are kept on disk."""
         return _plain(self.index, self.images, self.serials, self.before)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
