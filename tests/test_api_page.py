@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 import semisfl
-from semisfl.cli.main import main
-from tests.toy import FLAT
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-TRACKER_LINES = 15
 
 
 class FakeMLflow(types.ModuleType):
@@ -90,30 +87,3 @@ def test_the_examples_run_one_after_the_other(
         assert fake.calls[0][0] == "start" and steps == [0, 1, 2, 3] and fake.calls[-1] == "end"
         last = next(call[1] for call in fake.calls if call[0] == 3)
         assert {"accuracy", "loss_semi", "bytes_total"} <= {*last}
-
-
-def test_a_trackers_sink_is_short_and_works_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trackers: tuple[FakeMLflow, FakeWandB]
-) -> None:
-    sinks = [block for block in BLOCKS if re.match(r"import (mlflow|wandb)", block)]
-    assert len(sinks) == 2 and all(len(sink.splitlines()) <= TRACKER_LINES for sink in sinks)
-    (tmp_path / "mytracking.py").write_text("\n\n".join(sinks))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    few = [
-        *FLAT,
-        "rounds=2",
-        "clients.total=3",
-        "clients.active=2",
-        "clients.steps=1",
-        "server.steps=1",
-    ]
-    sinks_by_name = 'sinks=["mytracking:MLflow", "mytracking:WandB"]'
-    words = ["run", "digits", "--set", *few, sinks_by_name, "--out", "first", "--quiet"]
-    assert main(words) == 0
-    mlflow, wandb = trackers
-    start, params, one, two, end = mlflow.calls
-    assert start == ("start", "first") and end == "end"
-    assert params == ("params", {"method": "semisfl", "seed": 0})
-    assert (one[0], two[0]) == (0, 1) and {"accuracy", "loss_semi", "bytes_total"} <= {*two[1]}
-    assert wandb.calls[0] == ("start", "semisfl", "first", "semisfl")

@@ -193,21 +193,6 @@ def save(data: Dataset, number: int, folder: Path) -> None:
     Image.fromarray(pixels).resize((16, 16)).save(folder / f"{number}.png")
 
 
-def test_the_image_is_not_root_and_has_its_base_as_an_argument() -> None:
-    text = (ROOT / "Containerfile").read_text()
-    assert "ARG BASE=docker.io/library/python:3.12-slim\nFROM ${BASE}\n" in text
-    assert "\nUSER 10001:10001\n" in text and 'ENTRYPOINT ["semisfl"]' in text
-
-
-def test_the_page_makes_every_file_that_a_unit_cannot_start_without() -> None:
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    needed = [
-        file for unit in UNITS for file in re.findall(r"EnvironmentFile=(.*)", unit.read_text())
-    ]
-    assert needed == ["/etc/semisfl/accepted.env"]
-    assert all(f"> {file}" in page for file in needed)
-
-
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_units_pass_systemds_own_check(unit: Path, tmp_path: Path) -> None:
     assert [path.name for path in UNITS] == ["semisfl-client.service", "semisfl-server.service"]

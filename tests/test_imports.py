@@ -1,7 +1,6 @@
 """Imports go one way: cli, tools, runs, methods, then algorithm, models and fleet.base."""
 
 import ast
-import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -139,67 +138,12 @@ def test_direction(package: str) -> None:
             assert below(name, *ALLOWED[package]), f"{module} imports {name}"
 
 
-# Words of the system's half. `engine` knows them all; who reads the algorithm meets none.
-SYSTEM = {
-    "cuda",
-    "gpu",
-    "stream",
-    "streams",
-    "overlap",
-    "overlaps",
-    "capture",
-    "captured",
-    "graphs",
-}
-SYSTEM |= {"socket", "sockets", "grpc", "thread", "threads", "synchronize", "triton"}
-
-
-def test_the_algorithm_meets_no_cuda() -> None:
-    for module in modules("methods", "algorithm"):
-        text = FILES[module].read_text(encoding="utf-8").lower()
-        assert not set(re.findall(r"[a-z]+", text)) & SYSTEM, module
-
-
 def test_algorithm_is_torch_only() -> None:
     for module in modules("algorithm"):
         outside = (
             {name.split(".")[0] for name in imports(module)} - {"semisfl"} - sys.stdlib_module_names
         )
         assert outside <= {"torch", "numpy"}, module
-
-
-def folder(module: str) -> str:
-    """Return the folder of a module, or its own name where it lies in the root."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
-
-
-def test_folders_make_a_picture_that_fits_a_page() -> None:
-    """At most 22 folders on 10 levels with 110 imports between them, none upwards."""
-    imported = {
-        (folder(module), folder(name))
-        for module in FILES
-        for name in inside(module)
-        if folder(module) != folder(name)
-    }
-    folders = {folder(module) for module in FILES}
-    assert len(folders) <= 22
-    assert len(imported) <= 110
-    left, levels = set(folders), 0
-    while left:
-        level = {one for one in left if not any((one, other) in imported for other in left)}
-        assert level, f"these folders import each other: {sorted(left)}"
-        left, levels = left - level, levels + 1
-    assert levels <= 10
-
-
-def test_grpc_is_told_to_be_quiet_before_it_is_imported() -> None:
-    """Otherwise gRPC writes a line for every failed handshake, even where stderr is JSON."""
-    users = [name for name in FILES if any(one.split(".")[0] == "grpc" for one in imports(name))]
-    assert users
-    for user in users:
-        package = user.rpartition(".")[0]
-        assert below(package, "net") or "semisfl.net" in imports(package, when_imported=True), user
 
 
 def test_report_and_watch_import_nothing_that_trains() -> None:
@@ -257,30 +201,3 @@ def test_there_is_no_cycle() -> None:
             needs -= set(free)
     # What is left imports itself by some way round, or something that does.
     assert not waiting
-
-
-def test_a_name_means_one_module() -> None:
-    """Exceptions: `base`, a method's `method` and `settings`, and the two sides of the network."""
-    mirrored = {"__init__", "base", "method", "settings"}
-    names = [
-        name
-        for module in FILES
-        if (name := module.split(".")[-1]) not in mirrored and not below(module, "net.client")
-    ]
-    shared = {name for name in names if names.count(name) > 1}
-    assert shared <= {"fleet", "semisfl"}, (
-        "the network's fleet, and the method the package is named for"
-    )
-
-
-def test_engines_know_no_method() -> None:
-    for module in modules("engine", "fleet", "net", "data", "algorithm"):
-        words = set(re.findall(r"\w+", FILES[module].read_text(encoding="utf-8").lower()))
-        known = words & {"semifl", "fedmatch", "fedswitch", "fedswitch_sl", "fl2"}
-        assert not known, f"{module} names {known}"
-
-
-def test_no_catch_all_modules() -> None:
-    assert not [
-        module for module in FILES if module.split(".")[-1] in ("utils", "util", "misc", "common")
-    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import KEYS, MethodMetrics, RoundMetrics
+from semisfl.metrics import KEYS, RoundMetrics
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
 from tests import toy
@@ -52,11 +52,6 @@ def test_a_file_may_be_older_or_newer() -> None:
     for damaged in ({"accuracy": 1.0}, [1], {"round": "one"}):
         with pytest.raises(ValueError, match="no round"):
             RoundMetrics.from_dict(damaged)
-
-
-def test_a_method_cannot_report_what_is_not_defined() -> None:
-    with pytest.raises(TypeError, match="loss_of_my_own"):
-        MethodMetrics(loss_of_my_own=1.0)
 
 
 # --- docs/watching.md ---------------------------------------------------------------------------------

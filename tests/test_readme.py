@@ -65,12 +65,6 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
-def test_ci_runs_the_readmes_test_command() -> None:
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "\nmake test\n" in script
-    assert "\nmake check\n" in script
-
-
 def test_every_command_is_documented() -> None:
     known = {command.name for command in (*app.registered_commands, *app.registered_groups)}
     documented = {words[0] for words in commands(USAGE)}

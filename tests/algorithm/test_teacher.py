@@ -99,17 +99,6 @@ def test_covers_bottom_top_and_projector() -> None:
         torch.testing.assert_close(teacher.model.state_dict()[name], before[name] + 0.5)
 
 
-def test_flattening_keeps_values_and_moves_everything_into_one_tensor() -> None:
-    module = bn_model()
-    before = copy.deepcopy(module.state_dict())
-    flat = Weights(module).master
-    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-    flat.zero_()
-    assert all(
-        not tensor.any() for tensor in module.state_dict().values() if tensor.is_floating_point()
-    )
-
-
 def test_state_round_trip_keeps_the_warm_up_going() -> None:
     student, same = Number(0.0), Number(0.0)
     teacher, other = Teacher(student, 0.99), Teacher(same, 0.99)

@@ -57,32 +57,6 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["--defence", "noise=-1"], "--defence noise=-1: noise = -1: should be "),
-        (["--defence", "noise=1,, clip"], "--defence 'clip' is not key=value, e.g. --defence"),
-        (
-            ["--cuts", "flatten1, pool9"],
-            "--cuts 'pool9' is no layer of the model; its layers: conv1",
-        ),
-        (["--defence", "int8"], "int8"),
-    ],
-)
-def test_each_mistake_gives_a_clear_error_before_the_training(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    error: str,
-) -> None:
-    monkeypatch.delattr("semisfl.attacks.scene.run_rounds")
-    out = ["--out", str(tmp_path / "leakage"), "--rounds", "1", "--device", "cpu"]
-    assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
-    assert error in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "leakage").exists()
-
-
 @pytest.mark.parametrize("name", ["toy", "digits"])
 def test_images_that_a_program_passed_are_not_replaced_by_others(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from semisfl import __version__
-from semisfl.cli import output
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.settings import config, presets, toml
@@ -116,22 +115,6 @@ def test_a_setting_that_only_another_method_reads_is_named(
     assert main(words) == 0
     line = "warning: method supervised does not read semisfl.align\n"
     assert capsys.readouterr().err == line
-
-
-def test_what_is_said_before_the_first_round_is_in_the_log_of_its_run_alone(
-    images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad = images / "train" / "dark" / "16-3.png"
-    bad.write_bytes(b"no image")
-    words = train_arguments(images, "method=supervised")
-    assert main([*words, "--out", "r", "--quiet"]) == 0
-    line = "were left out: train/dark/16-3.png"
-    errors, log = capsys.readouterr().err, Path("r/run.log").read_text()
-    assert errors.count(line) == log.count(line) == 1
-    assert log.index(line) < log.index("rounds 1 to 2"), "in the order in which it was said"
-    bad.unlink()
-    assert main([*words, "--out", "other", "--quiet"]) == 0
-    assert "WARNING" not in Path("other/run.log").read_text()
 
 
 def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
@@ -325,15 +308,6 @@ def test_a_command_line_that_cannot_be_read(
     refused(capsys, words, pattern)
 
 
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]], ids=str)
-def test_help_can_be_asked_for_in_several_ways(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 0
-    printed = capsys.readouterr()
-    assert "Usage: semisfl" in printed.out and "join" in printed.out and not printed.err
-
-
 def test_an_output_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("")
     refused(
@@ -390,24 +364,6 @@ def test_unexpected_errors_have_no_traceback_unless_asked_for(
     refused(capsys, ["run"], r"RuntimeError: a bug of ours \(this is unexpected; --debug", code=1)
     assert main(["run", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError("Unable to allocate 238. GiB"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    ],
-)
-def test_too_little_memory_is_said_plainly(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(name: str) -> None:
-        raise error
-
-    monkeypatch.setattr(presets, "values_of", fail)
-    refused(capsys, ["run"], "there is not enough memory: .*; lower what is large: data", code=1)
 
 
 # --- in processes of their own -----------------------------------------------------------------
@@ -483,16 +439,6 @@ def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(
         states = [checkpoint.read(Path(run, f"{name}.safetensors")) for run in ("whole", "parts")]
         assert checkpoint.digest(states[0]) == checkpoint.digest(states[1]), name
     assert rows_but_for_time(Path("whole/metrics.jsonl")) == rows_but_for_time(metrics)
-
-
-def test_a_picture_is_a_png_unless_its_name_says_otherwise(tmp_path: Path) -> None:
-    for name, file in {
-        "cost": "cost.png",
-        "of.run1": "of.run1.png",
-        "cost.svg": "cost.svg",
-    }.items():
-        assert output.draw(tmp_path / name, Path.touch) == tmp_path / file
-        assert (tmp_path / file).exists()
 
 
 @pytest.mark.parametrize("words", [["run/config.toml", "--out", "new"], ["--resume", "run"]])

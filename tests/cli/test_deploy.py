@@ -70,14 +70,6 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         assert not Path("out").exists(), change
 
 
-def test_a_device_without_a_port_is_refused(
-    labeled: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["join", "--data", str(labeled), "--insecure-loopback"]
-    refused(capsys, [*words, "127.0.0.1:0"], "'127.0.0.1:0': nothing listens on port 0")
-    refused(capsys, ["inspect", "127.0.0.1:0", "--insecure-loopback"], "nothing listens on port 0")
-
-
 def test_a_name_beside_a_certificate_is_refused(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,12 +49,6 @@ def test_quick_commands_do_not_import_torch() -> None:
     assert not HEAVY & loaded(*commands)[1]
 
 
-def test_administering_a_fleet_needs_no_torch() -> None:
-    code = "import semisfl.cli.devices, semisfl.net.server.roster, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not HEAVY & set(done.stdout.split())
-
-
 def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path: Path) -> None:
     run = leave_run(tmp_path / "run", digits_cell().config(), [10.0, 20.0])
     (report, page, output), modules = loaded(

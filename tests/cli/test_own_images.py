@@ -4,13 +4,12 @@ import json
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from semisfl.cli.main import main
 from semisfl.settings import catalog, presets
 from semisfl.settings.config import parse
-from tests.cli.test_cli import TINY, refused, write_images
+from tests.cli.test_cli import TINY, refused
 from tests.cli.test_cli import images as images
 from tests.cli.test_cli import inside_tmp as inside_tmp
 
@@ -46,36 +45,6 @@ def test_commands_that_only_look_choose_the_same_preset(
         assert printed.err.startswith("preset images") is not bool(preset)
         both.append(printed.out)
     assert both[0] == both[1]
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_class_called_unknown_is_not_counted_with_images_without_a_label(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    labels = np.array([0, 1] * 20 + [-1] * 5 + [0, 1])
-    split = np.array([0] * 45 + [1, 1])
-    x = np.zeros((47, 16, 16), np.uint8)
-    np.savez(tmp_path / "a.npz", x=x, labels=labels, split=split, classes=["cat", "unknown"])
-    words = ["data.labeled=8", "clients.total=1", "clients.active=1", "data.validation=none"]
-    assert (
-        main(
-            [
-                "show",
-                "--partition",
-                "who.png",
-                "--json",
-                "--set",
-                f"data.name={tmp_path}/a.npz",
-                *words,
-            ]
-        )
-        == 0
-    )
-    held = json.loads(capsys.readouterr().out)
-    assert held["server"]["classes"] == {"cat": 4, "unknown": 4}
-    (client,) = held["clients"]
-    assert client["classes"] == {"cat": 16, "unknown": 16, "unknown label": 5}
-    assert client["images"] == 37
 
 
 def test_limits_on_a_clients_influence_need_a_majority(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,20 +85,6 @@ def test_mistakes_with_own_images_say_what_to_change(
         (["run", "--set", "data=3"], "data = 3"),
     ):
         refused(capsys, words, pattern)
-
-
-def test_as_many_clients_as_the_data_have_folders(
-    images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rng = np.random.default_rng(0)
-    for client, count in (("one", 4), ("two", 9)):
-        write_images(images / "clients" / client, count, rng)
-    words = ["run", *TINY, f"data.name={images}", "clients.total=3"]
-    refused(
-        capsys,
-        words,
-        "data has 2 clients but clients.total = 3; set clients.total = 2",
-    )
 
 
 def test_class_folders_without_train_and_test_are_refused_alike(

@@ -1,6 +1,5 @@
 """Ctrl-C, SIGTERM and SIGHUP at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
 
-import importlib
 import itertools
 import os
 import random
@@ -19,7 +18,6 @@ from semisfl.cli import signals
 from semisfl.cli.main import main
 from semisfl.cli.signals import StopSignals
 from semisfl.runs import checkpoint
-from semisfl.settings import lookup
 from semisfl.stopping import Stopped
 from tests import processes
 from tests.cli.test_cli import write_images
@@ -177,16 +175,6 @@ def test_a_signal_during_evaluation_is_noticed_between_two_batches() -> None:
     assert len(experiment.test_images) > 2 * 500
 
 
-def test_a_stopped_run_is_not_reported_as_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The signal may come during an import, which may then fail in any way."""
-    (tmp_path / "stopped_here.py").write_text("from semisfl.stopping import Stopped; raise Stopped")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Stopped):
-        lookup.load("stopped_here:Method")
-
-
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_at_once(
     second: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -255,19 +243,6 @@ def test_before_the_first_round_a_signal_ends_the_command() -> None:
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGTERM)
         assert signals.flag.requested, "also if somebody swallowed the exception"
-
-
-def test_a_signal_during_an_import_waits_for_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module that an exception left half loaded can crash Python at its end."""
-    code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nWHOLE = True\n"
-    (tmp_path / "signalled_here.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    with StopSignals() as signals:
-        assert importlib.import_module("signalled_here").WHOLE
-        with pytest.raises(Stopped), signals.running():
-            pytest.fail("the run does not start")
 
 
 def test_a_command_that_trains_nothing_is_interrupted(

@@ -14,10 +14,6 @@ from semisfl.costs.plan import Plan, make
 from semisfl.costs.rounds import ImageFacts, RoundCosts, planned_images
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import DATA
-from semisfl.settings.run import WireConfig
-
-WIRE = [*WireConfig.model_fields]
-
 
 WIRE_ALONE = World(LinkSpeed(1, 1), LinkSpeed(1, 1), 0.0, clock.load_profile("wire-only"), 0)
 """Links of one speed, and devices that take no time."""

@@ -107,25 +107,6 @@ def test_large_images_are_moved_as_pillow_does_and_no_table_is_kept(name: str) -
     assert operations._sources.cache_info().misses == before
 
 
-def test_operations_are_the_fourteen_in_order() -> None:
-    assert list(OPERATIONS) == [
-        "autocontrast",
-        "equalize",
-        "identity",
-        "brightness",
-        "color",
-        "contrast",
-        "sharpness",
-        "posterize",
-        "rotate",
-        "shear_x",
-        "shear_y",
-        "solarize",
-        "translate_x",
-        "translate_y",
-    ]
-
-
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2), (3, 3)], ids=str)
 def test_operations_on_tiny_images(size: tuple[int, int]) -> None:
     values = generator(3, "tiny").integers(0, 256, (4, 3, *size), dtype=np.uint8)

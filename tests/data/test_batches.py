@@ -166,14 +166,6 @@ def test_a_step_is_what_was_planned_for_it() -> None:
         batches.advance()
 
 
-def test_whole_buffers_stay_in_place() -> None:
-    batches = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=True)
-    batches.start(views(round_index=0, steps=6))
-    place = batches._views["strong"].data_ptr()
-    batches.start(views(round_index=1, steps=4))
-    assert batches._views["strong"].data_ptr() == place
-
-
 def test_side_by_side_keeps_each_clients_rows_together() -> None:
     clients = [views(client=client) for client in (0, 1, 2)]
     together = join_views([client["strong"] for client in clients])

@@ -51,14 +51,6 @@ def test_grey_floats_names_and_unlabelled_images() -> None:
     assert data.test_labels.tolist() == [0] * 4
 
 
-def test_arrays_lie_in_host_memory_whatever_torchs_default_device_is() -> None:
-    names = ["b" if label else "a" for label in LABELS]
-    with torch.device("meta"):
-        data = Dataset.from_arrays(CHW, names, TEST_CHW, names[:4], unlabeled=CHW[:2])
-    assert data.labels.tolist() == [*LABELS, -1, -1]
-    assert data.test_labels.tolist() == [*LABELS[:4]]
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -271,16 +263,6 @@ def test_sixteen_bit_grey(tmp_path, suffix: str) -> None:
     data = Dataset.from_folder(tmp_path / "set")
     assert data.shape == (1, 8, 8) and data.notes == ()
     assert torch.equal(data.images[0, 0], torch.from_numpy((deep >> 8).astype(np.uint8)))
-
-
-def test_thirty_two_bit_files_get_the_reason(tmp_path) -> None:
-    for split in ("train", "test"):
-        for name in ("cat", "dog"):
-            save(tmp_path / "set" / split / name / "0.tif", np.zeros((8, 8), np.float32))
-    with pytest.raises(
-        ValueError, match=r"0\.tif: an image of mode F has 32-bit pixels, whose range"
-    ):
-        Dataset.from_folder(tmp_path / "set")
 
 
 # --- sets that stay on disk -----------------------------------------------------------------------

@@ -70,14 +70,6 @@ def test_clients_hold_all_of_the_other_place_at_the_labelled_ones_size(
     assert len(data.test_images) == 24
 
 
-def test_photographs_beside_grey_images_are_said_to_become_grey(place: Path) -> None:
-    data, _ = load_data(
-        config_of(place, "loose", f"data.name={place / 'packed.npz'}", "data.labeled=4")
-    )
-    assert data.shape == (1, 40, 33)
-    assert data.notes == ("8 of 8 images are stored in colour and were read as grey ones",)
-
-
 def test_folders_say_who_holds_what(place: Path) -> None:
     data, held = load_data(config_of(place, "devices"))
     assert [len(rows) for rows in held.clients] == [3, 3, 2]

@@ -6,10 +6,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
-from PIL import Image
 
 from semisfl.data.dataset import Dataset
-from semisfl.data.holdings import count, draw, picture
+from semisfl.data.holdings import count, picture
 from semisfl.data.partition import Partition, split, split_by_folder
 from tests.pictures import cut_off
 
@@ -207,17 +206,6 @@ def test_by_folder_keeps_the_folders_and_draws_labels_from_the_rest():
     assert not same(result, split_by_folder(folders(clients), labeled=30, seed=4))
 
 
-def test_draw_writes_a_picture(tmp_path):
-    labels = np.concatenate([CIFAR, np.full(100, -1)])
-    names = ["$ or {$", *(f"class {number}" for number in range(1, 10))]  # no formula
-    few, many = tmp_path / "few.png", tmp_path / "many.png"
-    draw(count(cut(labels, clients=10, kind="dirichlet", alpha=0.1), labels, names), few)
-    draw(count(cut(labels, clients=100), labels, names), many)
-    with Image.open(few) as one, Image.open(many) as other:
-        assert one.width < other.width
-        assert len(one.convert("RGB").getcolors(2**20) or []) > 20  # something is drawn
-
-
 @pytest.mark.parametrize("word", ["", " of an unusually long class name"])
 @pytest.mark.parametrize(
     "clients",
@@ -231,21 +219,6 @@ def test_the_picture_shows_all_its_text(clients, word):
     texts = {text.get_text() for text in figure.findobj(Text)}
     assert {"images", "server", "unknown"} <= texts
     assert any(name.startswith("class 7") for name in texts)
-
-
-def test_clients_of_folders_have_their_names_in_the_picture():
-    clients = {"camera-1": np.arange(60, 70), "camera-2": np.array([5, 6])}
-    held = split_by_folder(folders(clients), labeled=30, seed=3)
-    assert held.names == ("camera-1", "camera-2")
-    labels = folders(clients).labels.numpy()
-    grid = picture(count(held, labels, ["a", "b", "c"])).axes[1]
-    assert [tick.get_text() for tick in grid.get_xticklabels()] == [
-        "server",
-        "camera-1",
-        "camera-2",
-    ]
-    numbered = picture(count(cut(CIFAR, clients=2), CIFAR, [str(n) for n in range(10)]))
-    assert [tick.get_text() for tick in numbered.axes[1].get_xticklabels()] == ["server", "0", "1"]
 
 
 def test_a_partition_takes_lists_and_tensors() -> None:

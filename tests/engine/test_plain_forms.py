@@ -1,7 +1,6 @@
 """The plain form of every operation against what it is said to mean. Their CUDA forms: test_kernels.py."""
 
 import math
-import pkgutil
 from collections.abc import Callable
 
 import numpy as np
@@ -301,9 +300,3 @@ CHECKS = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation_is_what_it_says(name: str) -> None:
     CHECKS[name]()
-
-
-def test_no_file_of_the_kernels_takes_the_name_of_an_operation() -> None:
-    # Importing a submodule puts it in its package's place of that name, over the operation that was there.
-    files = {module.name for module in pkgutil.iter_modules(kernels.__path__)}
-    assert len(files) > 3 and files.isdisjoint(OPERATIONS)

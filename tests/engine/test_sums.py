@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -121,9 +120,3 @@ def test_layers_that_are_not_known_to_be_cast_keep_full_precision() -> None:
         assert parameter.dtype is torch.float32
         parts = fixed.get_parameter(name) + learned.get_parameter(name)
         assert torch.equal(parameter, parts)
-
-
-def test_a_model_that_is_no_sum_has_no_regularisers() -> None:
-    sgd = SGD(network().parameters(), CONFIG)
-    with pytest.raises(AssertionError, match="sum"):
-        sgd.apply([None] * len(sgd.parameters), regularisers=REGULARISERS)

@@ -113,13 +113,6 @@ def test_a_part_of_the_weights_can_be_stepped_alone() -> None:
     assert changed == {"3.weight", "3.bias", "4.weight", "4.bias"}
 
 
-def test_parameters_that_are_not_contiguous_are_refused() -> None:
-    module = model()
-    Weights(module, torch.bfloat16)
-    with pytest.raises(AssertionError, match="side by side"):
-        SGD([*module[0].parameters(), *module[4].parameters()], OptimizerConfig())
-
-
 def test_a_teacher_of_working_copies_follows_the_masters() -> None:
     student = bn_model()
     source = Weights(student, torch.bfloat16)

@@ -11,7 +11,6 @@ from semisfl.fleet.base import mean_state
 from semisfl.fleet.held_back import HeldBack
 from semisfl.runs.loop import run_rounds
 from semisfl.settings import catalog
-from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.robust import RobustConfig
 from tests import toy
 from tests.fleet.test_every_fleet import FLEETS
@@ -217,9 +216,3 @@ def test_every_fleet_aggregates_alike(method: str, name: str) -> None:
     for key, value in local.items():
         torch.testing.assert_close(value, network[key], rtol=1e-4, atol=1e-5, msg=key)
     assert any(not torch.equal(value, mean[key]) for key, value in local.items()), "it is used"
-
-
-def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"robust\.aggregate = 'vote' is not known; use mean"):
-        parse({"robust": {"aggregate": "vote"}})
-    assert list(catalog.AGGREGATES) == RULES

@@ -135,10 +135,6 @@ def test_a_nan_of_either_sign_crosses_in_one_form(sign: int) -> None:
         assert scale.isnan()[0] and not scale.signbit().any()
 
 
-def test_fp16_overflow_can_be_seen() -> None:
-    assert CODECS["fp16"].roundtrip(torch.tensor([7e4])).isinf().all()
-
-
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_zero_and_tiny_rows_are_zero(name: str) -> None:
     tensor = torch.tensor([[0.0, -0.0], [1e-40, -1e-45], [2.0**-98, 0.0]])
@@ -252,15 +248,6 @@ def test_integers_and_bools_of_a_state_cross_raw(name: str) -> None:
     each = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4, "int4": 4}[name]  # vectors stay fp32
     floats = 3 * 4 * each + CODECS[name].size((4, 9))
     assert state_bytes(state, name) == floats + 2 + 8 + 8
-
-
-def test_unknown_codec_lists_the_known_ones() -> None:
-    for attempt in (
-        lambda: tensor_bytes(draw(2), "int3"),
-        lambda: roundtrip_state({"count": torch.tensor(1)}, "int3"),
-    ):
-        with pytest.raises(ValueError, match=r"'int3'.*fp32, fp16, bf16, int8, int4"):
-            attempt()
 
 
 @pytest.mark.gpu

@@ -25,7 +25,6 @@ from semisfl.methods.fedmatch.method import (
 from semisfl.methods.fedmatch.settings import FedMatchSettings
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
-from semisfl.settings import presets
 from tests import toy
 
 
@@ -398,15 +397,6 @@ def test_helpers_come_with_a_refresh_and_stay(keep: bool, monkeypatch: pytest.Mo
     assert sizes[2] == sizes[0]
     assert sorted(rounds[1].plan.send_to[0]) == ["helper0", "helper1"]
     assert bool(rounds[2].plan.held[0]) is keep
-
-
-def test_the_original_variant_has_its_authors_weights() -> None:
-    settings = presets.preset("cifar10+fedmatch_original")
-    chosen = settings.fedmatch
-    assert (chosen.lambda_s, chosen.lambda_i, chosen.lambda_a) == (10, 1e-2, 1e-2)
-    assert (chosen.lambda_l2, chosen.lambda_l1) == (10, 1e-5)
-    assert chosen.confidence_threshold == 0.85 and not chosen.keep_helpers
-    assert (settings.optimizer.lr, settings.optimizer.momentum) == (1e-3, 0)
 
 
 @pytest.mark.parametrize("rule", ["mean", "clipped_mean"])

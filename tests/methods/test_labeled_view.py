@@ -1,9 +1,6 @@
 """``server.labeled_view``: every method shows its labelled images as the configuration says."""
 
-from typing import Any
-
 import pytest
-import torch
 
 from semisfl.settings.catalog import METHODS
 from semisfl.settings.config import parse
@@ -30,18 +27,3 @@ def test_a_view_that_the_method_has_anyway_is_the_same_configuration() -> None:
         message = parse({"method": method, "server": {"labeled_view": own, "steps": 7}})
         assert message == parse({"method": method, "server": {"steps": 7}})
     assert parse({"server": {"labeled_view": "weak"}}).server.labeled_view == "weak"
-
-
-def test_both_views_of_an_image_have_its_label() -> None:
-    """The second half shows the same images as the first, weakly."""
-    method: Any = toy.assemble("supervised", "data.augment.flip=false").method
-    labeled = method.supervised.labeled
-    labeled.start(0, 1, "both", views=1)
-    images, (labels, *_) = labeled.next()
-    strong, weak = images.chunk(2)
-    assert torch.equal(*labels.chunk(2)) and not torch.equal(strong, weak)
-    # A class is a colour, which a weak view keeps.
-    colours = weak.mean((2, 3))
-    for label in labels.unique():
-        alike = colours[labels.chunk(2)[1] == label]
-        assert (alike - alike.mean(0)).abs().max() < 0.35

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import semisfl
 from semisfl.data.partition import Partition
 from semisfl.fleet.base import RoundAborted
 from semisfl.methods import fedswitch_settings, semisfl_settings
@@ -58,16 +57,6 @@ def test_learns_a_toy_set(method: str, own_table: bool, monkeypatch: pytest.Monk
     result = train(chosen, data=data, partition=even, model=model, device="cpu")
     assert result.rounds[0]["accuracy"] < 80
     assert result.accuracy > 90
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_only_semisfl_reads_its_section(method: str) -> None:
-    losses = []
-    for client in ("frozen", "ema"):
-        chosen = f"semisfl.client_teacher={client}"
-        experiment = toy.assemble(method, chosen, "clients.active=3", "teacher.ema_decay=0.5")
-        losses.append([experiment.method.round(number).loss_semi for number in range(2)])
-    assert (losses[0] == losses[1]) == (method != "semisfl")
 
 
 # --- traffic --------------------------------------------------------------------------------------
@@ -281,16 +270,6 @@ def test_an_undone_attempt_leaves_no_trace(method: str, monkeypatch: pytest.Monk
         digest = checkpoint.digest(experiment.method.state_dict())
         results.append((toy.but_for_time(metrics), digest))
     assert results[0] == results[1]
-
-
-# --- where things are -----------------------------------------------------------------------------
-
-
-def test_engines_do_not_know_methods_by_name() -> None:
-    for path in (Path(semisfl.__file__).parent / "fleet").glob("*.py"):
-        code = path.read_text(encoding="utf-8").lower()
-        for name in ("semifl", "fedmatch", "fedswitch"):
-            assert name not in code, f"fleet/{path.name} mentions {name}"
 
 
 # --- slow -----------------------------------------------------------------------------------------

@@ -231,13 +231,6 @@ def test_tested_statistics_are_those_of_the_server_and_the_coming_clients() -> N
     toy.assert_same(statistics_of(method.model), statistics_of(fresh))
 
 
-def test_models_without_batchnorm_exchange_no_statistics() -> None:
-    experiment, method = make()
-    method.round(0)
-    size = sum(v.numel() * v.element_size() for v in method.model.state_dict().values())
-    assert experiment.fleet.traffic.by_kind()["model_down"] == 2 * size
-
-
 def lying(experiment: Experiment, liar: int) -> None:
     """Let one client report statistics nine times its own, of a million batches."""
     honest = experiment.fleet.train

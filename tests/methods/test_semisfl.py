@@ -303,18 +303,6 @@ def test_without_its_supervised_term_the_clustering_term_keeps_its_labelled_keys
     assert row.loss_supervised_contrast == 0
 
 
-def test_the_terms_that_are_switched_off_are_reported_as_zero() -> None:
-    settings = small(
-        "semisfl.supervised_contrast=false",
-        "semisfl.clustering=false",
-        "semisfl.confidence_threshold=0",
-    )
-    _, method, _ = pieces(settings, own=False)
-    row = method.round(0)
-    assert row.loss_supervised_contrast == 0 and row.loss_clustering == 0
-    assert row.loss_semi == row.loss_consistency > 0
-
-
 def test_the_least_number_of_steps_is_by_all_images() -> None:
     """K_min = beta K_u |D_l| / |D|, where D are the labelled and the unlabelled images."""
     _, method, _ = pieces(small(), own=False)

@@ -102,10 +102,6 @@ def test_a_full_model_round_by_hand() -> None:
     )
 
 
-def test_a_round_to_which_no_client_contributed() -> None:
-    assert full_model.report([ClientResult(3, {}, {})]) == {"contributing": 0}
-
-
 @pytest.mark.parametrize("method", FULL_MODEL)
 def test_pseudo_labels_are_counted_as_they_are(method: str) -> None:
     """One step: the labels follow from what was sent, and are made here from that alone."""

@@ -29,7 +29,7 @@ from semisfl.settings.layer_kinds import (
     ResidualBlock,
     parse_layers,
 )
-from tests.twin import bn_model, plain
+from tests.twin import plain
 
 SHAPE, CLASSES = (2, 10, 10), 3
 small = st.integers(1, 3)
@@ -139,18 +139,6 @@ def test_sizes_by_arithmetic_are_pytorchs(table: list[Layer]) -> None:
         assert models.parameter_count(layer) == row.parameters
 
 
-def test_own_sequential_as_a_table() -> None:
-    module = bn_model()
-    table = parse_layers(layers_of(module))
-    again = modules_of(table, (1, 16, 16), 3)
-    assert state_shapes(again) == state_shapes(module)
-    again.load_state_dict(module.state_dict())
-    images = torch.randn(4, 1, 16, 16)
-    torch.testing.assert_close(again.eval()(images), module.eval()(images))
-    assert [layer.kind for layer in table[:3]] == ["conv", "batchnorm", "relu"]
-    assert table[0] == Conv(name="0", channels=6, stride=2)
-
-
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
@@ -195,13 +183,6 @@ def test_a_layer_used_twice() -> None:
     assert [row["name"] for row in layers_of(nn.Sequential(relu, nn.Flatten(), relu))] == [*"012"]
     with pytest.raises(ValueError, match="a layer with weights is used twice"):
         layers_of(nn.Sequential(nn.Flatten(), linear, relu, linear))
-
-
-def test_names_that_every_module_has() -> None:
-    for name in ("forward", "weights", "children", "training"):
-        table = parse_layers([{"kind": "flatten", "name": name}, {"kind": "linear"}])
-        with pytest.raises(ValueError, match=f"a layer cannot be called '{name}'"):
-            modules_of(table, SHAPE, CLASSES)
 
 
 def test_body_and_shortcut_read_the_same_input() -> None:

@@ -60,17 +60,6 @@ class HiddenDropout(nn.Module):
         return self.fc(F.dropout(self.flat(self.conv(x)), 0.5, self.training))
 
 
-class Backwards(nn.Module):
-    """Its children were made in another order than they are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.conv, self.flat = nn.Linear(400, 4), nn.Conv2d(3, 4, 3), nn.Flatten()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.flat(self.conv(x)))
-
-
 @pytest.mark.parametrize("flatten", [True, False])
 def test_children_in_order_are_the_model(flatten: bool) -> None:
     model = InOrder(flatten)
@@ -97,7 +86,6 @@ def test_a_sequential_stays_and_a_list_becomes_one() -> None:
     [
         (Branched(), "Branched that cannot be cut: its children, called in order, give other num"),
         (HiddenDropout(), "called in order, give other numbers than its forward in train mode"),
-        (Backwards(), r"called in order, fail \(mat1 and mat2"),
         (nn.Linear(12, 3), "a Linear that cannot be cut"),
     ],
 )
@@ -128,11 +116,6 @@ def test_hooks_that_training_would_not_call_are_refused(kind: str) -> None:
         stages_of(model, SHAPE)
     with pytest.raises(ValueError, match=r"layer 'stage1.conv' \(Conv2d\)"):
         stages_of([model[:2], model[2:]], SHAPE)
-
-
-def test_a_layer_that_makes_its_weights_on_the_first_image_is_no_hook() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(toy.CLASSES))
-    check_own(stages_of(model, SHAPE), SHAPE, toy.CLASSES)
 
 
 def test_weights_made_on_the_first_image_follow_from_the_runs_seed() -> None:

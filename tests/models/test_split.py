@@ -2,7 +2,6 @@
 
 import copy
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -250,13 +249,6 @@ def test_dropout_repeats_with_its_generator() -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
-def test_dropout_used_twice_is_repeatable_in_both_places() -> None:
-    drop = nn.Dropout(0.5)
-    layers = (nn.Conv2d(1, 2, 3), nn.Flatten(), drop, nn.Linear(72, 4), drop, nn.Linear(4, 3))
-    model = split(nn.Sequential(*layers), (1, 8, 8))
-    assert [type(layer) for layer in model.top] == [Dropout, nn.Linear, Dropout, nn.Linear]
-
-
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
 def test_layers_that_work_in_place_may_be_cut_anywhere(cut: int) -> None:
     """Features stay as the bottom made them, and gradients are those of one plain pass."""
@@ -292,14 +284,6 @@ def test_dropout_keeps_the_mean_and_is_off_in_eval() -> None:
     assert float((dropped == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.01)
     assert torch.equal(layer.eval()(ones), ones)
-
-
-def test_layers_may_be_called_like_those_that_the_cut_adds() -> None:
-    names = OrderedDict(cut=nn.Conv2d(1, 2, 3), uncut=nn.Conv2d(2, 3, 3), flat=nn.Flatten())
-    whole = nn.Sequential(OrderedDict(**names, fc=nn.Linear(3 * 16, 4)))
-    images = torch.randn(2, 1, 8, 8)
-    expected = whole(images)
-    torch.testing.assert_close(split(whole, (1, 8, 8), cut=1)(images), expected)
 
 
 def test_a_layer_that_is_used_twice_stays_in_both_places() -> None:
@@ -408,15 +392,14 @@ class OwnGroupNorm(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.GroupNorm, OwnGroupNorm])
-@pytest.mark.parametrize("first", [nn.Identity(), nn.Sequential(nn.ReLU())])
 @pytest.mark.parametrize("channels", [1, 4])
 def test_a_groupnorm_that_sees_the_images_themselves_does_not_end_the_process(
-    channels: int, first: nn.Module, kind: type, monkeypatch: pytest.MonkeyPatch
+    channels: int, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch computes the gradient of its weights at an address that nothing has, if images lie channels-last."""
     images = torch.rand(2, channels, 5, 6)
     inside = nn.Sequential(
-        nn.Sequential(first, kind(1, channels)), nn.Flatten(), nn.Linear(channels * 30, 3)
+        nn.Sequential(nn.Identity(), kind(1, channels)), nn.Flatten(), nn.Linear(channels * 30, 3)
     )
     bottom = split(inside, (channels, 5, 6), cut=1).bottom
     taken: list[Tensor] = []
@@ -428,16 +411,3 @@ def test_a_groupnorm_that_sees_the_images_themselves_does_not_end_the_process(
     expected = computed(images, 1)
     torch.testing.assert_close(gradients[0], (expected * images).sum((0, 2, 3)))
     torch.testing.assert_close(gradients[1], images.sum((0, 2, 3)))
-
-
-def test_first_weights_are_those_of_the_seed_also_if_threads_build_at_once() -> None:
-    def built(seed: int) -> Tensor:
-        weights = build("cnn", (1, 28, 28), 10, seed=seed).state_dict().values()
-        return torch.cat([one.flatten() for one in weights])
-
-    alone = [built(seed) for seed in range(12)]
-    before = torch.get_rng_state()
-    with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(built, range(12)))
-    assert all(map(torch.equal, alone, together))
-    assert torch.equal(before, torch.get_rng_state())

@@ -90,15 +90,6 @@ def test_a_removed_device_leaves_its_place_to_another(
     assert restarted.index == {"plaintext:third": place, "plaintext:client-1": 1 - place}
 
 
-def test_the_fleet_command_wants_a_served_run_and_a_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["fleet", str(tmp_path), "list"]) == 2
-    assert "has no fleet.json" in capsys.readouterr().err
-    assert main(["fleet", str(tmp_path), "remove"]) == 2
-    assert "remove needs the NAME" in capsys.readouterr().err
-
-
 def test_a_device_is_not_shown_with_the_bytes_or_rounds_of_the_one_that_it_replaced(
     tmp_path: Path,
 ) -> None:
@@ -216,9 +207,6 @@ def test_an_old_revoked_certificate_does_not_free_its_devices_place(tmp_path: Pa
         net.fleet.wait_ready()
         assert net.fleet.present() == [0] and "client-0" in net.fleet.roster.index
         assert net.clients[0].link.losses == 0, "the device was never disconnected"
-
-
-# --- who may ask ----------------------------------------------------------------------------------
 
 
 # --- at a resume ----------------------------------------------------------------------------------

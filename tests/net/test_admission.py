@@ -2,20 +2,17 @@
 
 from typing import Any
 
-import grpc
 import pytest
 
 from semisfl.models.build import build
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, decode, encode
-from semisfl.net.messages import BY_POLICY, Schemas
+from semisfl.net.messages import Schemas
 from semisfl.net.server.admission import (
-    LONGEST_TEXT,
     MOST_IMAGES,
     Refused,
     check_hello,
     check_ready,
-    cleaned,
     policy_of,
 )
 from semisfl.net.server.roster import Roster
@@ -79,34 +76,6 @@ def test_clients_that_fit_are_admitted(run: str) -> None:
 def test_clients_that_do_not_fit_get_the_reason(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         check_hello(hello(**change), "ann", TERMS, roster())
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"x\nrefused peer=ipv4:198.51.100.9:1 identity=camera-7\x1b[2J": 1},
-        {"codec": "a\nb\x1b[2J"},
-        {"layers": "fc\n1\x1b[2J"},
-        {"x" * 60_000: 1},
-        {"codec": "x" * 60_000},
-        {"layers": "x" * 60_000},
-    ],
-    ids=["key", "codec", "layers", "long key", "long codec", "long layers"],
-)
-def test_what_a_policy_says_is_one_short_line(policy: dict[str, Any]) -> None:
-    with pytest.raises(Refused) as refused:
-        check_hello(hello(policy=policy), "eve", TERMS, roster())
-    reason = refused.value.reason
-    assert reason.startswith("the client's policy: ")
-    assert reason.isprintable() and len(reason) < 1000
-    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
-
-
-def test_a_policy_that_cannot_be_read_is_one_short_line() -> None:
-    with pytest.raises(Refused, match=r"^the client's policy: unknown key 'x\\nyzz") as refused:
-        policy_of(hello(policy={"x\ny" + "z" * 60_000: 1}))
-    assert len(refused.value.reason) <= LONGEST_TEXT + len(BY_POLICY)
-    assert cleaned("x\ny\x1bé") == "x?y??"
 
 
 def test_a_place_once_given_is_kept_and_others_find_none() -> None:

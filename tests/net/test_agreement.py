@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +13,13 @@ import torch
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
-from semisfl.fleet.packing import join_states, tensor_names
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.models.build import build_model
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.member import Member
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.messages import SMALL
-from semisfl.net.server.full_round import ServerFullRound
-from semisfl.net.server.roster import Roster, remove_device
 from semisfl.net.terms import Terms, placed_model
-from semisfl.settings import lookup
 from semisfl.settings.layer_kinds import MAX_LAYERS
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import CLASSES, SIDE, Client, Network, network, tiny, toy_data, until
@@ -138,22 +131,6 @@ def test_a_round_that_cannot_be_done_ends_with_a_reason() -> None:
         assert "the server's round cannot be done: ValueError: Expected more than 1" in refusal(net)
 
 
-def test_settings_that_a_full_round_leaves_out_are_those_of_the_terms() -> None:
-    with network(tiny(1, method="fedswitch")) as net:
-        net.join_all()
-        method: Any = net.experiment.method
-        state = method.student.state_dict()
-        plan = FullRound(0, (0,), 2, 0.02, {"student": state}, on_request={"teacher": state})
-        assert len(net.fleet.train(method.work, plan)) == 1
-        assert net.clients[0].error is None
-
-
-@pytest.mark.parametrize("key", [["bottom.0.weight"], {"bottom.0.weight": 1}, 3, None])
-def test_states_that_are_no_names_are_refused(key: Any) -> None:
-    with network(tiny(1)) as net, pytest.raises(WireError, match="'student' is to hold"):
-        net.fleet._schemas.states({"student": [key]})
-
-
 @pytest.mark.parametrize(
     "method", ["semisfl", "fedswitch-sl", "fedswitch", "semifl", "fedmatch", "fl2"]
 )
@@ -168,36 +145,7 @@ def test_an_honest_run_is_within_its_terms_to_its_last_round(method: str) -> Non
         assert all(torch.isfinite(x).all() for x in states if torch.is_tensor(x))
 
 
-def test_a_device_that_is_removed_in_a_full_round_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waits for a state then; that the server sends it away is no fault of the round."""
-    with network(tiny(1, method="fedswitch", fedswitch={"iid_threshold": 10.0})) as net:
-        net.join_all()
-
-        def remove(*_: Any) -> None:
-            net.fleet.sessions.keep_in(tmp_path)
-            remove_device(tmp_path, net.fleet.roster.name(0))
-            net.fleet.sessions.review()
-            until(lambda: not net.fleet.present())
-
-        monkeypatch.setattr(ServerFullRound, "_send_fetched", remove)
-        with pytest.raises(RoundAborted):
-            net.experiment.method.round(0)
-        until(lambda: net.clients[0].error is not None)
-        error = net.clients[0].error
-        assert isinstance(error, Rejected) and error.kind == "refused", error
-        assert "was removed by the operator" in str(error)
-
-
 # --- terms ---------------------------------------------------------------------------------------
-
-
-def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Roster, "enrol", lambda *_: 10**8)
-    with network(tiny(1)) as net:
-        net.join(0)
-        assert "client = 1e+08; this device allows 0 to 999999" in refusal(net)
 
 
 @pytest.mark.parametrize(
@@ -302,27 +250,6 @@ def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:
     with network(tiny(1)) as net:
         net.join_all()
         assert set(net.clients[0].device.beginnings) == {"split", "split_alone"}
-
-
-def test_states_of_another_round_end_a_full_round_and_not_the_device() -> None:
-    text = terms(tiny(1, method="fedswitch"))
-    plain = Terms.from_json(text, ["fedswitch"])
-    model = build_model(plain.config, plain.shape, plain.classes, projector="none").whole()
-    states = {"student": {name: value.detach() for name, value in model.state_dict().items()}}
-    (work,) = lookup.works(lookup.method("fedswitch"))
-    fields = {"round": 0, "steps": 1, "lr": plain.config.optimizer.lr, "work": work, "settings": {}}
-    fields |= {"states": tensor_names(states), "on_request": {}}
-
-    async def script(peer: Peer) -> None:
-        await peer.enrol(text)
-        for _ in range(2):
-            await peer.say("full", fields)
-            await peer.say("states", {"round": 1}, tensors=join_states(states))
-
-    with meeting(script, policy=DevicePolicy(full_models=True)) as (client, server):
-        time.sleep(0.5)
-        kinds = [item.kind for item in server.received]
-        assert kinds == ["hello", "ready"] and client.error is None
 
 
 def test_a_refusal_tells_nothing_of_other_servers() -> None:

@@ -17,7 +17,7 @@ from semisfl.net.client.owner import Approval
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import read_terms, text_of_terms
 from semisfl.net.frames import WireError
-from semisfl.net.server import listener, sessions
+from semisfl.net.server import sessions
 from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.settings.config import Config
@@ -207,22 +207,6 @@ def test_join_refuses_with_the_line_that_accepts(
         assert "`semisfl inspect` shows them" in line and f"--accept {digest}" in line
 
 
-def test_a_refusal_of_a_server_does_not_write_to_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refuse(self: Any, _: Any, context: Any) -> None:
-        reason = "no \x1b]0;owned\x07\x1b[2J\u202e" + "y" * 3000
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
-
-    monkeypatch.setattr(listener.Listener, "_show_terms", refuse)
-    with network(config()) as net:
-        assert main(["inspect", net.address, "--insecure-loopback"]) == 4
-    line = capsys.readouterr().err.strip()
-    assert (
-        f"{net.address} refuses this client: no " in line and line.isprintable() and len(line) < 700
-    )
-
-
 def test_a_policy_with_a_model_accepts_that_one_alone(tmp_path: Path) -> None:
     Image.new("L", (SIDE, SIDE)).save(tmp_path / "one.png")
     policy = tmp_path / "policy.toml"
@@ -260,15 +244,6 @@ def test_inspect_shows_a_servers_terms_and_takes_no_place(
         with pytest.raises(ValueError, match="revoked"):
             read_terms(net.address, certs.load_client_credentials(folder))
     assert not (folder / "accepted.txt").exists()
-
-
-def test_inspect_refuses_a_model_that_cannot_be_built_as_join_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with network(config()) as net:
-        net.fleet.sessions.terms = terms(model={"layers": HONEST, "cut": 9})
-        assert main(["inspect", net.address, "--insecure-loopback"]) == 4
-    assert "the model of these terms cannot be cut at 9" in capsys.readouterr().err
 
 
 def test_what_inspect_prints_without_a_network_is_what_a_server_sends() -> None:

@@ -1,19 +1,10 @@
-import contextlib
-import hashlib
-import shutil
-import ssl
 import stat
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from semisfl.net.tls import certs, credentials
 from semisfl.net.tls.certs import CertError, Credentials
@@ -21,10 +12,6 @@ from semisfl.net.tls.ledger import revoked_serials
 from tests.disk import largest_file
 
 NOW = datetime.now(UTC)
-PAST: dict[str, Any] = {
-    "valid_from": NOW - timedelta(days=9),
-    "valid_until": NOW - timedelta(days=1),
-}
 
 
 @pytest.fixture(scope="module")
@@ -44,80 +31,6 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     certs.make_server(directory, ["localhost"])
     certs.make_client(directory, "cam-1")
     return directory
-
-
-@pytest.fixture(scope="module")
-def signed_by_a_device(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder in which a device's certificate serves as the authority, with whole chains."""
-    forged, own = tmp_path_factory.mktemp("forged"), home / "clients" / "cam-1"
-    for kind in ("crt", "key"):
-        (forged / f"authority.{kind}").write_bytes((own / f"client.{kind}").read_bytes())
-    certs.make_server(forged, ["localhost"])
-    certs.make_client(forged, "cam-2")
-    for leaf in (forged / "server.crt", forged / "clients" / "cam-2" / "client.crt"):
-        leaf.write_bytes(leaf.read_bytes() + (own / "client.crt").read_bytes())
-    return forged
-
-
-def met(server: Path, client: Path, trusted: bytes, host: str = "localhost") -> str | None:
-    """Return whom gRPC lets in; None if these two do not talk. Each path is without its ending."""
-    seen: list[str] = []
-
-    def answer(request: bytes, call: grpc.ServicerContext) -> bytes:
-        peer = call.auth_context()
-        seen.append(certs.identity(peer))
-        return request
-
-    handler = grpc.unary_unary_rpc_method_handler(answer)
-    serving = grpc.server(ThreadPoolExecutor(1))
-    serving.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"a": handler}),))
-    keys, chains = (
-        [place.with_name(f"{place.name}.{kind}").read_bytes() for place in (server, client)]
-        for kind in ("key", "crt")
-    )
-    secure = grpc.ssl_server_credentials([(keys[0], chains[0])], trusted, require_client_auth=True)
-    port = serving.add_secure_port("127.0.0.1:0", secure)
-    serving.start()
-    mine = grpc.ssl_channel_credentials(trusted, keys[1], chains[1])
-    try:
-        with grpc.secure_channel(f"{host}:{port}", mine) as channel:
-            channel.unary_unary("/t/a")(b"hi", timeout=20)
-    except grpc.RpcError as error:
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-    finally:
-        serving.stop(0).wait(10)
-    return seen[0] if seen else None
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_mutual_tls_names_the_client(home: Path, host: str) -> None:
-    trusted = (home / "authority.crt").read_bytes()
-    assert met(home / "server", home / "clients/cam-1/client", trusted, host) == "cam-1"
-
-
-def test_nobody_trusts_whom_a_device_or_a_stranger_signed_nor_one_in_the_role_of_the_other(
-    home: Path, stranger: Path, signed_by_a_device: Path, tmp_path: Path
-) -> None:
-    trusted = (home / "authority.crt").read_bytes()
-    server, client = home / "server", home / "clients" / "cam-1" / "client"
-    shutil.copytree(home, tmp_path / "copy")
-    certs.make_client(tmp_path / "copy", "localhost")  # a device may have the name of a host
-    certs.make_client(tmp_path / "copy", "old", **PAST)
-    certs.make_server(tmp_path / "copy", ["localhost"], overwrite=True, **PAST)
-    for false in (
-        signed_by_a_device / "server",
-        stranger / "server",
-        tmp_path / "copy" / "server",
-        tmp_path / "copy" / "clients" / "localhost" / "client",
-    ):
-        assert met(false, client, trusted) is None, false
-    for false in (
-        signed_by_a_device / "clients" / "cam-2" / "client",
-        stranger / "clients" / "cam-1" / "client",
-        tmp_path / "copy" / "clients" / "old" / "client",
-        server,
-    ):
-        assert met(server, false, trusted) is None, false
 
 
 @pytest.mark.parametrize(
@@ -142,27 +55,6 @@ def test_a_certificate_is_valid_to_its_last_moment(
     assert (warning or "") in (soon := credentials.soon(own) or "") and bool(soon) == bool(warning)
     certs.revoke(tmp_path, "cam-1")
     assert certs.listing(tmp_path)[-1].state == "revoked"
-
-
-def test_extensions(home: Path) -> None:
-    def load(path: Path) -> x509.Certificate:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-
-    authority, server = load(home / "authority.crt"), load(home / "server.crt")
-    client = load(home / "clients" / "cam-1" / "client.crt")
-    constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints)
-    assert constraints.critical
-    assert constraints.value.ca
-    assert constraints.value.path_length == 0
-    assert authority.not_valid_after_utc - NOW > timedelta(days=3640)
-    for leaf, usage in (
-        (server, ExtendedKeyUsageOID.SERVER_AUTH),
-        (client, ExtendedKeyUsageOID.CLIENT_AUTH),
-    ):
-        leaf.verify_directly_issued_by(authority)
-        assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        assert list(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [usage]
-        assert timedelta(days=360) < leaf.not_valid_after_utc - NOW < timedelta(days=366)
 
 
 def test_a_leaf_does_not_outlive_its_authority(tmp_path: Path) -> None:
@@ -201,30 +93,6 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     makers["clients/a/client.key"](overwrite=True)
     certs.load_client_credentials(tmp_path, "a")
     assert [entry.name for entry in certs.listing(tmp_path)].count("a") == 2
-
-
-@pytest.mark.parametrize("make", [certs.make_client, certs.renew_client])
-def test_two_commands_at_once_leave_one_certificate_with_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]
-) -> None:
-    certs.make_authority(tmp_path)
-    renews = make is certs.renew_client
-    if renews:
-        certs.make_client(tmp_path, "cam-1")
-    write_file, both = certs.write_file, threading.Barrier(2)
-
-    def slowly(path: Path, content: bytes) -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait(0.2)
-        write_file(path, content)
-
-    monkeypatch.setattr(certs, "write_file", slowly)
-    with ThreadPoolExecutor(2) as commands:
-        attempts = [commands.submit(make, tmp_path, "cam-1") for _ in range(2)]
-    errors = [str(one.exception()) for one in attempts if one.exception()]
-    assert len(errors) == (0 if renews else 1) and all("exists: " in text for text in errors)
-    assert len(certs.clients_named(tmp_path, "cam-1")) == (3 if renews else 1)
-    certs.load_client_credentials(tmp_path, "cam-1")
 
 
 def test_revocation(tmp_path: Path) -> None:
@@ -276,15 +144,6 @@ def test_a_damaged_or_missing_list_lets_nobody_in(tmp_path: Path) -> None:
         revoked_serials(tmp_path)
 
 
-def test_listing_gives_the_fingerprints(home: Path) -> None:
-    entries = certs.listing(home)
-    assert [(entry.role, entry.name) for entry in entries] == [
-        *(("authority", "authority"), ("server", "localhost"), ("client", "cam-1")),
-    ]
-    der = ssl.PEM_cert_to_DER_cert((home / "server.crt").read_text())
-    assert entries[1].fingerprint == hashlib.sha256(der).hexdigest()
-
-
 @pytest.mark.parametrize(
     "name",
     ["", ".", "..", "a/b", "../a", "a\\b", "a b", "a\n", "é", "-a", ".a", "a" * 64, "a\0", "/etc"],
@@ -297,24 +156,6 @@ def test_client_names_cannot_leave_the_folder(home: Path, name: str) -> None:
     with pytest.raises(CertError, match="client name"):
         certs.load_client_credentials(home, name)
     assert (home / "issued.txt").read_bytes() == ledger
-
-
-@pytest.mark.parametrize(
-    "names", [[], "localhost", ["a b"], ["*.org"], ["é.org"], ["1.2.3"], ["a..b"], ["a\n"], [""]]
-)
-def test_server_names_are_checked(tmp_path: Path, names: list[str]) -> None:
-    certs.make_authority(tmp_path)
-    with pytest.raises(CertError, match="server name"):
-        certs.make_server(tmp_path, names)
-    assert not (tmp_path / "server.key").exists()
-
-
-def test_periods_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(CertError, match="time zone"):
-        certs.make_authority(tmp_path, valid_from=datetime(2020, 1, 1))
-    with pytest.raises(CertError, match="not after valid_from"):
-        certs.make_authority(tmp_path, valid_from=NOW, valid_until=NOW)
-    assert not list(tmp_path.iterdir())
 
 
 def test_loading_finds_what_does_not_fit(home: Path, stranger: Path, tmp_path: Path) -> None:

@@ -1,19 +1,14 @@
-"""Test how connections and runs end, and what a device's folder may hold."""
+"""Test how connections and runs end."""
 
-import os
-import threading
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
-from PIL import Image
 
 from semisfl.net import chunks
 from semisfl.net.client import connection
-from semisfl.net.client.join import load_images
 from semisfl.net.server.roster import Roster
-from tests.net.harness import SIDE, Proxy, network, tiny, until
+from tests.net.harness import Proxy, network, tiny, until
 
 
 def test_a_lost_connection_is_told_from_a_goodbye(
@@ -77,13 +72,6 @@ def test_a_device_waits_longer_each_time_until_it_has_its_place(
         until(lambda: link._failures == 1)
 
 
-def test_a_device_never_tires_of_trying() -> None:
-    with network(tiny(1)) as net:
-        link = net.join(0).link
-        link._failures = 100_000
-        assert 3.0 <= link._delay() <= 6.0
-
-
 def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -91,29 +79,3 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv(name, raising=False)
     with network(tiny(1)) as net:
         net.enrol(0)
-
-
-# --- a device's folder -----------------------------------------------------------------------------
-
-
-def picture(path: Path, shade: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((SIDE, SIDE), shade, np.uint8)).save(path)
-    return path
-
-
-def test_pipes_and_devices_called_like_images_are_passed_over(tmp_path: Path) -> None:
-    """To open a pipe that nobody writes to, or to read /dev/zero, would never end."""
-    picture(tmp_path / "images" / "a.png", 1)
-    os.mkfifo(tmp_path / "images" / "b.png")
-    (tmp_path / "images" / "c.png").symlink_to("/dev/zero")
-    loaded: list[tuple[int, int]] = []
-
-    def load() -> None:
-        images, skipped = load_images(tmp_path / "images", (1, SIDE, SIDE))
-        loaded.append((len(images), skipped))
-
-    thread = threading.Thread(target=load, daemon=True)
-    thread.start()
-    thread.join(20)
-    assert loaded == [(1, 0)]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.cli.main import main
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.server import sessions
@@ -83,12 +82,3 @@ def test_no_server_chooses_what_a_device_imports(
     with imported_anew("trap"):
         assert Terms.from_json(json.dumps(plain), ["trap:Trap"]).config.method == "trap:Trap"
         assert "trap" in sys.modules, "else the lines above prove nothing"
-
-
-def test_what_an_operator_allows_has_to_be_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["join", "127.0.0.1:1", "--data", str(tmp_path), "--insecure-loopback"]
-    assert main([*words, "--allow-method", "nowhere.at_all:Mine"]) != 0
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and "'nowhere.at_all:Mine' cannot be imported" in lines[0]

@@ -1,21 +1,16 @@
 """A device's policy against a server that knows of it, and against one that does not care."""
 
-import logging
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from semisfl.net.client.join import join
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.server import admission
-from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import Network, audited, network, tiny, until
 
-SESSIONS = "semisfl.net.server.sessions"
 UPDATES: dict[str, Any] = {"update_clip": 1.0, "update_noise": 1e-3}
 
 
@@ -50,19 +45,6 @@ def test_a_server_that_does_not_look_at_policies_gets_no_features(
     assert "the client's policy: wire.student_features" in audited(caplog)[0]
 
 
-def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "semisfl")
-    config = tiny(2, wire={"student_features": "int8", "teacher_features": "int8"})
-    with network(config) as net:
-        net.join_all(policy=DevicePolicy(codec="int8", clip=2.0, noise=0.1, rounds=1, **UPDATES))
-        net.experiment.method.round(0)
-    log = "\n".join(r.getMessage() for r in caplog.records if r.name == SESSIONS)
-    assert "codec = int8, clip = 2.0, noise = 0.1, update_clip" in log
-    assert "takes part in 1 round at most, the run has 2" in log
-
-
 def test_a_runs_policy_holds_on_devices_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     with network(tiny(1, policy={"clip": 0.01, **UPDATES})) as net:
@@ -79,15 +61,6 @@ def test_a_runs_policy_holds_on_devices_that_have_none(monkeypatch: pytest.Monke
     assert len(seen) == 2
     for norms in seen:
         assert torch.allclose(norms, torch.tensor(0.01), rtol=1e-4)
-
-
-def test_a_codec_that_the_device_does_not_know_is_said_before_it_joins(tmp_path: Path) -> None:
-    file = tmp_path / "policy.toml"
-    file.write_text('codec = "int-8"\n')
-    with pytest.raises(
-        ConfigError, match=r"policy\.toml: policy\.codec = 'int-8' is not known; use"
-    ):
-        join("127.0.0.1:1", tmp_path, certificates=None, insecure_loopback=True, policy=file)
 
 
 @pytest.mark.parametrize(

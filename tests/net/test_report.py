@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.cli.signals import StopSignals
-from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.counts import amount
-from tests.net.harness import Client, Network, certificates, network, tiny, until
+from tests.net.harness import Network, certificates, network, tiny
 from tests.net.rogue_server import folder_of_images
 
 
@@ -102,42 +100,3 @@ def test_no_client_may_choose_its_servers_exit_code(images: Path) -> None:
     """A name that ends like the reason for a revocation is no revocation."""
     with network(tiny(1)) as net:
         assert join(net, images, name="is revoked") == 4
-
-
-@pytest.mark.parametrize("in_round", [False, True])
-def test_a_signal_is_answered_by_what_the_device_does(
-    in_round: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with StopSignals() as signals, signals.running(lambda: in_round):
-        signals._handle(15, None)
-    output = capfd.readouterr().err
-    assert ("stopping after this iteration; once more" in output) is in_round
-    assert ("stopping; once more to stop at once" in output) is not in_round
-
-
-def test_people_count_rounds_from_one() -> None:
-    doing: list[str] = []
-    with network(tiny(1)) as net:
-        net.enrol(0, break_at=lambda client, _frame: doing.append(client.device.doing))
-        net.experiment.method.round(0)
-    assert doing[-1] == "training in round 1"
-
-
-def test_the_last_line_says_what_the_signal_ended() -> None:
-    """A device that has a connection and no terms yet does not wait for a round."""
-    first_frame, go_on = threading.Event(), threading.Event()
-
-    def hold(_client: Client, _frame: Frame) -> None:
-        first_frame.set()
-        assert go_on.wait(20)
-
-    with network(tiny(2, network={"quorum": 2})) as net:
-        client = net.join(0, break_at=hold)
-        assert first_frame.wait(20)
-        assert client.device.doing == "connecting"
-        go_on.set()
-        until(lambda: client.device.doing == "waiting for a round")
-        client.device.stop()
-        client.join(30)
-        assert not client.device.finished, "the run goes on"
-        assert client.device.doing == "waiting for a round", "not what came after"

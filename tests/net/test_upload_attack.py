@@ -15,8 +15,7 @@ from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.net.client.agreement import check_gradients
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame
-from semisfl.settings.config import ConfigError
-from semisfl.settings.policy import DevicePolicy, PolicyBreach, parse_policy, read_policy
+from semisfl.settings.policy import DevicePolicy, PolicyBreach, read_policy
 from tests.net.harness import SIDE, Network, network, tiny, toy_data
 
 LAYERS = [
@@ -64,13 +63,6 @@ def images_in(net: Network, weight: Tensor) -> int:
 
 def test_without_a_policy_every_image_is_a_row_of_the_upload(net: Network) -> None:
     assert images_in(net, attacked(net, DevicePolicy())) == IMAGES
-
-
-def test_the_policy_that_only_looked_strict_is_refused_with_the_fix() -> None:
-    looked_strict = {"codec": "int8", "full_models": False, "noise": 0.14, "clip": 40.0}
-    caps = {"uses_per_image": 1, "rounds": 1}
-    with pytest.raises(ConfigError, match=r"set policy\.update_clip and policy\.update_noise"):
-        parse_policy(looked_strict | caps)
 
 
 def test_the_strict_policy_shows_no_image(net: Network) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from reproduction.paper.exhibits import EXHIBITS, choose
+from reproduction.paper.exhibits import EXHIBITS
 from reproduction.paper.grid import STAND_INS, Cell
 from reproduction.paper.index import identity as identity_of
 from reproduction.paper.measures import CURVES, MEASURES
-from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.config import Config
 
 PAPER = [f"table{number}" for number in range(1, 6)] + [f"fig{number}" for number in range(1, 14)]
 
@@ -81,13 +81,3 @@ def test_an_identity_depends_only_on_settings_that_the_method_reads() -> None:
     assert identity(one.config(more=frozen)) != base
     rival = cell("table1", "FedSwitch-SL", "CIFAR-10")
     assert identity(rival.config(more=frozen)) == identity(rival.config())
-
-
-def test_an_unknown_exhibit_or_an_illustration_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'table9' is no known table.*table1, table2"):
-        choose(["table9"])
-    with pytest.raises(ConfigError, match=r"Figure 2 .* illustration without runs"):
-        choose(["fig2"])
-    assert [exhibit.name for exhibit in choose(["all"])] == [
-        name for name in EXHIBITS if name not in ("fig1", "fig2")
-    ]

@@ -97,11 +97,3 @@ def test_a_diverged_cell_is_written_and_ends_with_exit_code_4(
     change_cells(monkeypatch, "optimizer.lr=1e30")
     assert run("digits", *TWO_ROUNDS, "--out", str(tmp_path), "--quiet") == 4
     assert (tmp_path / "digits.md").exists()
-
-
-def test_mistakes_and_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("make", "table9", "--out", str(tmp_path)) == 2
-    assert "'table9' is no known table or figure" in capsys.readouterr().err
-    assert run("table1", "--only", "nobody", "--out", str(tmp_path)) == 2
-    assert run("list", "--out", str(tmp_path)) == 0
-    assert "table3" in capsys.readouterr().out

@@ -251,8 +251,3 @@ def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
         run("backdoor", "krum", 0.2, 1, 66.0),
     ]
     assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
-
-
-def test_an_unknown_attack_or_rule_is_refused() -> None:
-    assert main(["poisoning", "digits", "--attacks", "shouting"]) == 2
-    assert main(["poisoning", "digits", "--rules", "vote"]) == 2

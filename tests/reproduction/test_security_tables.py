@@ -3,8 +3,6 @@
 from reproduction.tables import attacks as poisoning
 from reproduction.tables import attacks as tables
 
-DIFFERENT = ("scaled_features", "swapped_classes")
-
 
 def test_the_goals_that_the_documents_claim_are_met() -> None:
     noisy = [run["features"][-1]["decoder"]["ssim"] for run in tables.by_seed("noise0.14")]

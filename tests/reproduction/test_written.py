@@ -14,7 +14,6 @@ from reproduction.paper.index import RunIndex
 from reproduction.paper.measures import CURVES, MEASURES, NEVER, replayed
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.report import Run
-from tests.disk import largest_file
 from tests.pictures import cut_off
 from tests.reproduction.fakes import digits_cell, leave_run
 
@@ -145,14 +144,3 @@ def test_the_picture_shows_all_its_text(name: str, index: RunIndex) -> None:
     one = EXHIBITS[name]
     parts = written.measured(one, index)
     assert cut_off(drawn.picture(one, parts)) == 0
-
-
-def test_the_same_numbers_give_the_same_files(tmp_path: Path, index: RunIndex) -> None:
-    one = EXHIBITS["fig12"]
-    parts = written.measured(one, index)
-    first = [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)]
-    assert first[0].startswith(b"\x89PNG") and b"<svg" in first[1]
-    assert [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)] == first
-    with largest_file(1000), pytest.raises(OSError, match="fig12"):
-        drawn.draw(one, parts, tmp_path)
-    assert [file.read_bytes() for file in sorted(tmp_path.iterdir())] == first, "on a full disk"

@@ -82,12 +82,6 @@ def test_a_callback_ends_the_run_and_it_can_be_continued(event: str, tmp_path: P
         assert again.history[key] == uninterrupted.history[key]
 
 
-def test_ending_the_last_round_ends_nothing(tmp_path: Path) -> None:
-    notes = Notes("on_round", number=4)
-    result = train(settings(), out=tmp_path / "run", callbacks=[notes], **own())
-    assert not result.stopped and len(result.rounds) == 4
-
-
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_exception_in_a_callback_leaves_a_checkpoint(event: str, tmp_path: Path) -> None:
     path, every = tmp_path / "run", "runtime.checkpoint_every=2"
@@ -121,21 +115,3 @@ def test_the_evaluated_model_is_the_one_that_is_returned() -> None:
     result = train(settings(), callbacks=[Keep()], **own())
     assert all(model is result.model for model in seen) and len(seen) == 4
     assert next(result.model.parameters()).device == torch.device("cpu")
-
-
-class Switch(Callback):
-    """Change the mode of the model that it is shown."""
-
-    def on_evaluation(self, metrics: RoundMetrics, model: nn.Module) -> bool | None:
-        model.train()
-        return None
-
-
-def test_a_callback_that_changes_the_models_mode_changes_no_round() -> None:
-    arguments = {**own(), "model": toy.network(batchnorm=True, dropout=True)}
-    plain, switched = (
-        train(settings(), callbacks=callbacks, **arguments) for callbacks in ([], [Switch()])
-    )
-    expected, got = plain.model.state_dict(), switched.model.state_dict()
-    assert all(torch.equal(got[key], value) for key, value in expected.items())
-    assert plain.history["loss_semi"] == switched.history["loss_semi"]

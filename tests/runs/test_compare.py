@@ -11,7 +11,6 @@ from semisfl.runs import compare
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings import config, presets
-from semisfl.settings.catalog import METHODS
 
 VALUES: dict[str, Any] = {"rounds": 2, "seed": 5}
 
@@ -102,12 +101,3 @@ def test_a_run_with_other_settings_is_refused_and_named(tmp_path: Path) -> None:
     fake_training(compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path)[0])
     with pytest.raises(config.ConfigError, match=r"rounds = 2 there, 3 here.*another --out"):
         compare.list_jobs({**VALUES, "rounds": 3}, ["semisfl"], 1, tmp_path)
-
-
-def test_methods_by_name() -> None:
-    assert compare.choose_methods("all") == list(METHODS)
-    assert compare.choose_methods(" semisfl,supervised,semisfl ") == ["semisfl", "supervised"]
-    with pytest.raises(config.ConfigError, match=r"'fedprox' is not known.*semisfl"):
-        compare.choose_methods("semisfl,fedprox")
-    with pytest.raises(config.ConfigError, match="names no method"):
-        compare.choose_methods(",")

@@ -1,6 +1,5 @@
 """A metric is declared in one place, and every reader has it: also one of another package."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from prometheus_client import generate_latest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from reproduction.tables.results import metrics_table
-from semisfl.metrics import MethodMetrics, RoundMetrics, declared
+from semisfl.metrics import MethodMetrics, declared
 from semisfl.runs import plots, report
-from semisfl.runs.declared import metrics_of, own_metrics
+from semisfl.runs.declared import own_metrics
 from semisfl.runs.start import train
 from semisfl.watch.exporter import Exporter
 from semisfl.watch.views import Runs
@@ -89,23 +88,6 @@ def test_a_metric_declared_by_another_package_reaches_every_reader(tmp_path: Pat
     drawn = {axes.get_title(): axes for axes in plots.picture([group]).axes}
     (line,) = drawn["Agreement of student and teacher (%)"].get_lines()
     assert list(line.get_ydata()) == [25.0, 75.0]
-
-
-@pytest.mark.usefixtures("package")
-def test_without_its_package_a_metric_is_shown_by_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained(tmp_path / "run")
-    monkeypatch.undo()
-    for name in [name for name in sys.modules if name.startswith("mypackage")]:
-        del sys.modules[name]
-    assert own_metrics("mypackage:ENTRY") == []
-    assert charts(tmp_path / "run")["agreement"]["title"] == "Agreement"
-
-
-@pytest.mark.usefixtures("package")
-def test_a_declaration_that_cannot_be_imported_hides_nothing_else() -> None:
-    assert metrics_of(["mypackage:WRONG"]) == {one.key: one for one in declared(RoundMetrics)}
 
 
 def test_every_number_of_a_round_is_declared_and_has_a_place() -> None:

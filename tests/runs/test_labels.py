@@ -21,20 +21,6 @@ def test_a_group_is_called_by_what_most_do_not_have() -> None:
     ]
 
 
-def test_many_differences_are_cut_short() -> None:
-    one, other = ({f"key{key}": number for key in range(5)} for number in (1, 2))
-    first, second = labels(SEMISFL | one, SEMISFL | other)
-    assert first == "SemiSFL key0=1 key1=1 key2=1 key3=1 …" and "key0=2" in second
-
-
-def test_tables_of_layers_are_told_apart_by_what_differs() -> None:
-    tables = ([{"kind": "relu"}, {"channels": channels}] for channels in (4, 6))
-    assert labels(*(SEMISFL | {"model": {"layers": table}} for table in tables)) == [
-        "SemiSFL model.layers[1].channels=4",
-        "SemiSFL model.layers[1].channels=6",
-    ]
-
-
 def test_what_changes_no_number_keeps_seeds_together() -> None:
     often, seldom = (
         SEMISFL | {"seed": every, "runtime": {"evaluate_every": every}} for every in (1, 9)

@@ -93,10 +93,11 @@ def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none
     assert RunDirectory.open(path).config().stop == StopConfig()
 
 
-def test_devices_are_not_told_and_a_run_with_another_limit_is_the_same_to_them() -> None:
+@pytest.mark.parametrize("mine", ["stop.target=80", 'sinks=["nowhere.module:Sink"]'])
+def test_devices_are_not_told_of_limits_and_sinks(mine: str) -> None:
     def terms(*settings: str) -> Terms:
         return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,) * 3, (0.5,) * 3)
 
-    assert terms("stop.target=80").run == terms().run
+    assert terms(mine).run == terms().run
     assert terms("seed=1").run != terms().run
-    assert terms("stop.target=80").to_json() == terms().to_json()
+    assert terms(mine).to_json() == terms().to_json()

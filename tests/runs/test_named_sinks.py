@@ -1,18 +1,13 @@
 """Sinks by name: TensorBoard's, and those of other packages, as a configuration asks for them."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from semisfl.cli.main import main
-from semisfl.net.terms import Terms
-from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
-from semisfl.settings import config
 from semisfl.settings.config import ConfigError
-from semisfl.settings.toml import to_toml
 from tests import toy
 from tests.toy import own
 
@@ -52,32 +47,6 @@ def test_a_wrong_sink_is_refused_before_the_run_begins(
     with pytest.raises(ConfigError, match=error):
         train(toy.values("supervised", f'sinks=["{name}"]'), out=tmp_path / "run", **own())
     assert not (tmp_path / "run").exists()
-
-
-def test_what_a_sink_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "semisfl.runs.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    error = r"this needs further packages: pip install 'semisfl\[tensorboard\]'"
-    with pytest.raises(ValueError, match=error):
-        train(toy.values("supervised", 'sinks=["tensorboard"]'), **own())
-
-
-def test_a_device_is_not_told_and_imports_nothing_of_it() -> None:
-    def terms(*settings: str) -> Terms:
-        return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,) * 3, (0.5,) * 3)
-
-    mine = terms('sinks=["nowhere.module:Sink"]')
-    assert "nowhere" not in mine.to_json() and mine.run == terms().run
-
-
-def test_the_key_survives_its_file_and_may_be_changed_on_resume(tmp_path: Path) -> None:
-    settings = toy.values("supervised", 'sinks=["tensorboard", "a.b:C"]')
-    file = tmp_path / "run.toml"
-    file.write_text(to_toml(settings))
-    assert config.parse(config.read(file)).sinks == ("tensorboard", "a.b:C")
-    RunDirectory.create(tmp_path / "run", settings).unlock()
-    changed = RunDirectory.open(tmp_path / "run").changed(["sinks=[]"])
-    assert changed == settings.model_copy(update={"sinks": ()})
 
 
 def test_a_run_directory_of_somebody_else_imports_no_sink(

@@ -1,7 +1,6 @@
 """Runs of one's own models: the directory says what they are, and the command line goes on with them."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +154,6 @@ def test_a_model_that_no_table_describes_still_trains(
     for words in (["--resume", str(tmp_path / "run")], [str(tmp_path / "run" / "config.toml")]):
         assert main(["run", *words, "--device", "cpu"]) == 2
         assert "was given to train() as code" in capsys.readouterr().err, "not another network"
-    assert main(["replay", str(tmp_path / "run")]) == 2
-    error = " ".join(capsys.readouterr().err.split())
-    assert "run cannot be replayed: its network was given to train() as code" in error
-    assert "train(..., model" not in error, "which does not help to replay"
 
 
 # --- the page about them ---------------------------------------------------------------------------
@@ -166,16 +161,6 @@ def test_a_model_that_no_table_describes_still_trains(
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
-
-
-def test_the_pages_table_is_a_model() -> None:
-    (table,) = [block for block in blocks("toml") if "model.layers" in block]
-    chosen = config.parse(tomllib.loads(table))
-    model = build_model(chosen, (1, 28, 28), 10)
-    assert [name for name, _ in model.bottom.named_children()][-3:] == [
-        *("relu2", "avgpool1", "flatten1"),
-    ]
-    assert model(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 
 def test_the_pages_python_writes_a_table() -> None:

@@ -93,13 +93,3 @@ def test_csv_and_latex_of_a_report(
     assert main([*command[:2], "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)["differences"]
     assert pair["interval"] == pytest.approx([-3.5725, 9.5725], abs=1e-3)
-
-
-def test_names_are_escaped_and_other_kinds_of_files_refused(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert report.escaped(r"a_b & 5 % {x} \ ^") == (
-        r"a\_b \& 5 \% \{x\} \textbackslash{} \textasciicircum{}"
-    )
-    assert main(["report", str(runs), "--table", "table.xls"]) == 2
-    assert "table.xls: the name must end in .csv or .tex" in capsys.readouterr().err

@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisfl.cli.runner import pool_for
 from semisfl.runs import compare
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job, Pool, Processes, rounds_of, run_in_pool
 from semisfl.runs.start import begin, train
-from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
 from tests.cli.test_torchrun import SETTINGS, numbers
 from tests.processes import Forked
@@ -225,11 +223,3 @@ def test_a_stop_ends_all_that_are_under_way(values: dict[str, Any], tmp_path: Pa
         assert (job.path / "latest.safetensors").exists()
         with pytest.raises(ProcessLookupError):
             os.kill(int((job.path / "run.lock").read_text().split()[1]), 0)
-
-
-def test_engines_are_known_by_name() -> None:
-    assert pool_for(None, 1, "cpu") is None
-    made = pool_for(None, 3, "cpu")
-    assert made is not None and isinstance(made(), compare.Processes)
-    with pytest.raises(ConfigError, match="--engine 'rey' is not known; use ray or ray=ADDRESS"):
-        pool_for("rey", 1, "cpu")

@@ -8,7 +8,6 @@ import pytest
 from reproduction.paper.index import RunIndex
 from semisfl.cli.main import main
 from semisfl.runs import reading
-from semisfl.runs.directory import RunDirectory
 from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import presets
 from tests.reproduction.fakes import digits_cell, leave_run
@@ -27,14 +26,6 @@ def test_a_line_with_nan_is_refused(value: str, tmp_path: Path) -> None:
     file.write_text("\n".join(lines[::-1]) + "\n")
     with pytest.raises(ValueError, match=f"line 1 is damaged: it holds {value}, which is no"):
         reading.read_rounds(file.parent, dict)
-
-
-def test_any_damage_names_the_file(tmp_path: Path) -> None:
-    deep = "[" * 200_000
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text(f'{deep}\n{{"round": 1}}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is damaged: it is nested too"):
-        RunDirectory(tmp_path).keep_metrics_before(1)
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,6 @@ from semisfl.runs import plots, report
 from semisfl.runs.start import train
 from tests import toy
 from tests.pictures import cut_off
-
-PNG = b"\x89PNG"
 
 
 def write_run(
@@ -127,35 +123,6 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
         report.read_run(tmp_path / "r")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("accuracy", "60"),
-        ("accuracy", True),
-        ("seconds", 10**400),
-        ("accuracy_student", {}),
-        ("bytes_total", [1]),
-        ("bytes", 7),
-        ("diverged", "no"),
-    ],
-)
-def test_a_value_that_no_run_writes_is_named(tmp_path: Path, key: str, value: object) -> None:
-    metrics = write_run(tmp_path / "r", [50.0, 60.0]) / "metrics.jsonl"
-    rounds = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rounds[0][key] = value
-    metrics.write_text("".join(json.dumps(one) + "\n" for one in rounds))
-    with pytest.raises(ValueError, match=rf"metrics.jsonl, line 1 is damaged: its {key} is"):
-        report.read_run(tmp_path / "r")
-
-
-def test_rounds_that_are_no_number_are_named(tmp_path: Path) -> None:
-    config = write_run(tmp_path / "r", [50.0]) / "config.toml"
-    lines = [line for line in config.read_text().splitlines() if not line.startswith("rounds")]
-    config.write_text("\n".join(['rounds = "two"', *lines]))
-    with pytest.raises(ValueError, match=r"config\.toml is damaged: rounds = 'two'"):
-        report.read_run(tmp_path / "r")
-
-
 def test_of_unfinished_runs_the_furthest_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [10.0, None, None], rounds=9)
     write_run(tmp_path / "b", [40.0, None, 45.0, None], rounds=9, seed=1)
@@ -192,29 +159,3 @@ def test_missing_runs_and_missing_tests_are_errors(tmp_path: Path) -> None:
         report.find_runs([tmp_path])
     with pytest.raises(ValueError, match="no round was tested yet"):
         report.find_runs([write_run(tmp_path / "r", [None], rounds=5)])
-
-
-def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [10.0, 20.0], rounds=2)
-    write_run(tmp_path / "b", [30.0, 40.0], rounds=2, seed=1)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
-    x, mean, error = plots._curve(group, plots.Chart(plots.MINUTES), "accuracy")
-    assert x == pytest.approx([2 / 60, 4 / 60])
-    assert mean == [20.0, 30.0]
-    assert error == pytest.approx([10.0, 10.0])
-
-
-def test_pictures_are_drawn_also_without_traffic_or_losses(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", [10.0, 20.0])
-    (group,) = report.group_runs(report.find_runs([tmp_path / "runs"]))
-    rows = [replace(row, bytes_total=0) for row in group.runs[0].rounds]
-    group = replace(group, runs=[replace(group.runs[0], rounds=rows)])
-    plots.draw([group], tmp_path / "all.png")
-    plots.draw([group], tmp_path / "some.png", plots.ACCURACIES)
-    assert (tmp_path / "all.png").read_bytes().startswith(PNG)
-    assert (tmp_path / "some.png").read_bytes().startswith(PNG)
-
-
-def test_reports_need_nothing_that_trains() -> None:
-    code = "import sys, semisfl.runs.report, semisfl.runs.plots; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

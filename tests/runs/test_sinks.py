@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from semisfl.cli import progress
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.reading import read_rounds
@@ -137,28 +136,3 @@ def test_a_checkpoint_comes_after_the_metrics_that_did_not_fit(
 
 
 # --- the progress line ----------------------------------------------------------------------------------
-
-
-def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = progress.RunProgress("toy")
-    lines.start(RunInfo(settings("rounds=6"), 2, None))
-    lines.write(RoundMetrics(round=2, seconds=10.0, accuracy=61.25))
-    lines.write(RoundMetrics(round=3, seconds=20.0))
-    lines.close()
-    assert capsys.readouterr().err.splitlines() == [
-        "toy: round 3/6  accuracy  61.2 %  10.0 s  left 0:30",
-        "toy: round 4/6  accuracy  61.2 %  20.0 s  left 0:30",
-    ]
-
-
-def test_the_sink_of_the_documentation_is_told_of_every_round(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
-    example = page.partition("## Sinks")[2].partition("```python\n")[2].partition("```")[0]
-    few = "{'rounds': 2, 'clients': {'total': 3, 'active': 2, 'steps': 1}, 'server': {'steps': 1}, "
-    layers = [{"kind": "flatten"}, {"kind": "linear", "features": 16}, {"kind": "linear"}]
-    few += f"'model': {{'layers': {layers}, 'cut': 2}}}}"
-    exec(compile(example.replace('{"rounds": 2}', few), "api.md", "exec"), {})
-    output = capsys.readouterr().out
-    assert "round 1: " in output and "best: " in output

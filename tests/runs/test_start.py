@@ -135,16 +135,12 @@ MISTAKES: dict[str, tuple[Callable[[Config], Config], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["new", "a folder with a file"])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
-    mistake: str, there: bool, labeled: Path, authority: Path, tmp_path: Path
+    mistake: str, labeled: Path, authority: Path, tmp_path: Path
 ) -> None:
     change, options, error = MISTAKES[mistake]
     place = tmp_path / "runs" / "served"
-    if there:
-        place.mkdir(parents=True)
-        (place / ".notes").write_text("mine")
     before = contents(tmp_path)
     chosen: dict[str, Any] = {"listen": "127.0.0.1:0", "certificates": authority, **options}
     if isinstance(chosen["certificates"], str):
@@ -153,7 +149,7 @@ def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
     with pytest.raises(ValueError, match=error):
         train(config, data=data, device="cpu", out=place, network=NetworkOptions(**chosen))
     assert contents(tmp_path) == before
-    assert (tmp_path / "runs").exists() == there
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_failure_between_the_directory_and_the_first_round_is_undone(tmp_path: Path) -> None:
@@ -166,14 +162,6 @@ def test_a_failure_between_the_directory_and_the_first_round_is_undone(tmp_path:
         (place / "partition.png").write_bytes(b"half a picture")
         raise RuntimeError("no paper")
     assert not place.exists()
-
-
-def test_a_network_run_wants_its_own_command(tmp_path: Path) -> None:
-    data, partition = toy_data(2)
-    config = tiny(2, fleet={"kind": "network"})
-    with pytest.raises(ConfigError, match=r"fleet.kind = 'network'.*semisfl serve"):
-        train(config, data=data, partition=partition, device="cpu", out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 # --- |D_l| / |D| ---------------------------------------------------------------------------------
@@ -237,11 +225,6 @@ def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
     file.write_text(json.dumps({**environment, "threads": 7}))
     resume(tmp_path / "run", **arguments)
     assert f"number of threads was 7 and is now {torch.get_num_threads()}" in caplog.text
-    for damaged in ("", "null", "[]", "[" * 100_000, '{"threads": "many"}'):
-        file.write_text(damaged)
-        resume(tmp_path / "run", **arguments)
-    file.unlink()  # as runs of older versions
-    resume(tmp_path / "run", **arguments)
 
 
 # --- two on one directory ------------------------------------------------------------------------
@@ -297,19 +280,6 @@ def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     second.unlock()
 
 
-def judged(part: str) -> Config:
-    return tiny(2, data={"validation": 0.25}) if part == "validation" else tiny(2)
-
-
-def test_validation_images_need_their_setting() -> None:
-    data, dealt = toy_data(2)
-    aside = replace(dealt, labeled=dealt.labeled[:6], validation=dealt.labeled[6:])
-    with pytest.raises(
-        ConfigError, match=r"data.validation = None, and the partition sets 2 images aside"
-    ):
-        train(tiny(2), data=data, partition=aside, device="cpu")
-
-
 @pytest.mark.parametrize("part", ["labelled", "validation", "clients"])
 def test_an_image_has_one_place_in_a_partition(part: str) -> None:
     data, dealt = toy_data(2)
@@ -322,7 +292,8 @@ def test_an_image_has_one_place_in_a_partition(part: str) -> None:
     image = first[3] if part == "clients" else dealt.labeled[3]
     with pytest.raises(ValueError, match=f"names image {image} twice; name each image once"):
         wrong = replace(dealt, **changes[part])
-        train(judged(part), data=data, partition=wrong, device="cpu")
+        config = tiny(2, data={"validation": 0.25 if part == "validation" else None})
+        train(config, data=data, partition=wrong, device="cpu")
 
 
 def test_labelled_images_are_of_several_classes(caplog: pytest.LogCaptureFixture) -> None:

@@ -56,13 +56,6 @@ def test_settings_that_cannot_be_swept_are_refused(
         compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [Sweep.parse(word) for word in words])
 
 
-def test_a_method_that_does_not_read_what_is_swept_is_named(tmp_path: Path) -> None:
-    sweep = Sweep.parse("semisfl.temperature=0.1,0.5")
-    sentence = "supervised does not read semisfl.temperature; leave supervised out of --methods"
-    with pytest.raises(ConfigError, match=sentence):
-        compare.list_jobs(VALUES, ["semisfl", "supervised"], 1, tmp_path, [sweep])
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_a_report_has_a_line_per_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = compare.list_jobs(VALUES, METHODS, 2, tmp_path / "runs", [LABELS])

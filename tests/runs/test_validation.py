@@ -163,6 +163,3 @@ def test_a_run_over_a_network_is_judged_on_the_servers_images() -> None:
     assert result.accuracy == share_right(result.model, data, partition.validation)
     assert result.test_accuracy == share_right(result.model, data, None)
     assert ["test_accuracy" in row for row in result.rounds] == [False, True]
-
-
-# --- reports -------------------------------------------------------------------------------------------

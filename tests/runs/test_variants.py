@@ -7,7 +7,7 @@ import pytest
 
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
-from semisfl.runs.compare import Sweep, Variant, read_variants
+from semisfl.runs.compare import Variant, read_variants
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings import config
 
@@ -42,16 +42,6 @@ def test_every_variant_has_every_seed_and_its_own_name(tmp_path: Path) -> None:
         ("SemiSFL plain", 7.5),
         ("SemiSFL faster", 10.5),
     ]
-
-
-def test_a_sweep_goes_over_variants_too(tmp_path: Path) -> None:
-    sweep = Sweep.parse("optimizer.momentum=0,0.5")
-    jobs = compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [sweep], VARIANTS)
-    assert len({job.path for job in jobs}) == 4
-    assert compare.run_in_turn(jobs, fake_training)
-    results = compare.results(jobs)
-    assert results[0][1].label == "SemiSFL plain optimizer.momentum=0"
-    assert [summary.accuracy.mean for _, summary in results] == [7.0, 10.0, 7.0, 10.0]
 
 
 @pytest.mark.parametrize("setting", ["optimizer.lr=0.02", 'sinks=["tensorboard"]'])

@@ -11,7 +11,6 @@ from semisfl import resume, seeds, train
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import AGGREGATES, METHODS
 from semisfl.settings.config import Config, ConfigError, known_keys, parse
-from semisfl.settings.plain_values import words_of
 from semisfl.settings.sections import needed_confidence
 from semisfl.settings.toml import to_toml
 from semisfl.stopping import StopFlag
@@ -88,12 +87,6 @@ def test_mistakes(assignment: str, message: str) -> None:
         config.parse(config.override(BASE, [assignment]))
     assert message in str(error.value)
     assert "\n" not in str(error.value) and "pydantic" not in str(error.value)
-
-
-def test_only_settings_that_can_be_off_are_offered_none() -> None:
-    with pytest.raises(ConfigError) as error:
-        config.parse(config.override(BASE, ["rounds=0"]))
-    assert "none" not in str(error.value)
 
 
 def test_several_mistakes_are_all_named() -> None:
@@ -192,15 +185,6 @@ def test_a_configuration_made_directly_has_the_sections_of_methods() -> None:
     assert changed.fedswitch.iid_threshold == 2.0
 
 
-def test_unknown_presets_and_variants() -> None:
-    with pytest.raises(
-        ConfigError, match="preset 'mnist' is not known; known: digits, images, cifar10"
-    ):
-        presets.preset("mnist")
-    with pytest.raises(ConfigError, match="variant 'fast' is not known; known: as_published_code"):
-        presets.preset("digits+fast")
-
-
 def test_every_field_explains_itself() -> None:
     def walk(section: type[Any]) -> None:
         for name, field in section.model_fields.items():
@@ -222,11 +206,6 @@ def test_fewer_classes_need_more_confidence() -> None:
     needed = {classes: needed_confidence("by_classes", classes) for classes in (2, 4, 10, 1000)}
     assert needed == pytest.approx({2: 0.8, 4: 0.675, 10: 0.6, 1000: 0.6})
     assert needed_confidence(0.0, 2) == 0.0 and needed_confidence(0.95, 1000) == 0.95
-
-
-def test_lists_on_the_command_line_may_have_blanks_and_repeat_a_word() -> None:
-    assert words_of(" a, b,,a ,c d") == ["a", "b", "c d"]
-    assert words_of(" , ") == []
 
 
 def every_key() -> list[str]:

@@ -1,7 +1,6 @@
 """A model's file alone answers as the run did, for every method and for a run over the network."""
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,14 @@ from PIL import Image
 from safetensors import safe_open
 from torch import nn
 
-from semisfl import evaluate, load, predict
+from semisfl import load, predict
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.start import train
 from semisfl.settings import catalog
 from semisfl.use import pictures
-from semisfl.use.evaluation import evaluate_on
 from tests import toy
-from tests.use.trained import Trained, write_images
+from tests.use.trained import Trained
 
 DATA = toy.dataset()
 
@@ -168,64 +166,6 @@ def test_weights_are_not_loaded_into_another_network(
     assert "other code or settings" not in caplog.text
     load(tmp_path / "code", model=other(nn.LeakyReLU(0.9)))
     assert "other code or settings" in caplog.text
-
-
-def test_a_module_given_for_one_file_serves_for_another_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The module and a model loaded with it before keep their weights."""
-    module = toy.network(dropout=True)
-    module[1], module[2] = nn.LeakyReLU(), nn.Flatten()
-    module.fc1 = nn.LazyLinear(16)
-    for seed in (0, 1):
-        settings = toy.values("supervised", "rounds=1", f"seed={seed}")
-        train(settings, out=tmp_path / f"{seed}", **(toy.own(module)))
-    first = load(tmp_path / "0", model=module)
-    answers = first.probabilities(DATA.test_images)
-    again = load(tmp_path / "1", model=module).probabilities(DATA.test_images)
-    assert torch.equal(first.probabilities(DATA.test_images), answers)
-    assert not torch.equal(answers, again)
-    assert type(module.drop) is nn.Dropout and isinstance(module.fc1, nn.LazyLinear)
-    assert "other code or settings" not in caplog.text
-
-
-@pytest.mark.parametrize("other", ["device", "type"])
-def test_a_model_answers_alike_with_another_default_of_torch(
-    other: str, trained: Trained, tmp_path: Path
-) -> None:
-    run, result = trained("semisfl")
-    expected, right = load(run).probabilities(DATA.test_images), evaluate(result.model, DATA)
-    place = write_images(DATA, tmp_path / "images")
-    judged = evaluate_on(load(run), place).as_dict()
-    was = torch.get_default_dtype()
-    try:
-        if other == "type":
-            torch.set_default_dtype(torch.float64)
-        with torch.device("meta") if other == "device" else nullcontext():
-            model = load(run)
-            assert torch.equal(model.predict(DATA.test_images).probabilities, expected)
-            assert torch.equal(model.recut("fc1").probabilities(DATA.test_images), expected)
-            assert evaluate(result.model, DATA) == right
-            assert evaluate_on(model, place).as_dict() == judged
-    finally:
-        torch.set_default_dtype(was)
-
-
-def test_evaluate_gives_the_accuracy_as_a_run_has_it() -> None:
-    """The numbers are equal: 108 of 120 are 90 %, not 89.9999976."""
-
-    class Known(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.unused = nn.Parameter(torch.zeros(1))
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            chosen = DATA.test_labels.clone()
-            chosen[:12] = (chosen[:12] + 1) % len(DATA.classes)
-            return nn.functional.one_hot(chosen, len(DATA.classes)).float()
-
-    assert evaluate(Known(), DATA) == 90.0
-    assert predict(Known(), DATA.test_images[:0], DATA).shape == (0, len(DATA.classes))
 
 
 def test_cut_elsewhere_it_answers_alike(trained: Trained) -> None:

@@ -1,7 +1,5 @@
 """Numbers of an evaluation against ones written out by hand, and both commands as a shell sees them."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -11,8 +9,6 @@ import torch
 
 from semisfl import load
 from semisfl.cli.main import main
-from semisfl.cli.use_model import print_predictions
-from semisfl.use.classifier import Predictions
 from semisfl.use.evaluation import evaluate_on, judge, picture
 from tests.pictures import cut_off
 from tests.use.trained import Trained
@@ -31,16 +27,7 @@ def test_accuracy_precision_and_recall_by_hand() -> None:
     assert sum(bin.count for bin in evaluation.bins) == 4
 
 
-def test_the_calibration_error_averages_over_intervals() -> None:
-    """If half of the images at 50 % are right, the model is well calibrated."""
-    probabilities = torch.tensor([[0.5, 0.3, 0.2]]).repeat(10, 1)
-    labels = torch.tensor([0, 1] * 5)
-    evaluation = judge(("a", "b", "c"), probabilities, labels)
-    assert evaluation.calibration_error == pytest.approx(0, abs=1e-5)
-    assert len(evaluation.bins) == 1
-
-
-@pytest.mark.parametrize("count", [2, 10, 40, 60])
+@pytest.mark.parametrize("count", [2, 60])
 @pytest.mark.parametrize("name", ["a class with a rather long name ", "c"])
 def test_the_picture_holds_everything(name: str, count: int) -> None:
     rng = np.random.default_rng(0)
@@ -174,11 +161,3 @@ def test_predict_prints_and_skips(
     assert main([*words, "--csv", "--top", "1"]) == 0
     assert capsys.readouterr().out == f"image,class1,probability1\n{good},{name},{first:.6f}\n"
     assert main(["predict", run, str(bad)]) == 2
-
-
-def test_the_csv_of_odd_names_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["a,b.png", 'say "hi".png', "two\nlines.png", " a.png"]
-    predictions = Predictions(names, torch.tensor([[0.7, 0.3]]).repeat(4, 1), ("x, y", "cat"), [])
-    print_predictions(predictions, 2, as_json=False, as_csv=True)
-    _, *read = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
-    assert read == [[name, "x, y", "0.700000", "cat", "0.300000"] for name in names]

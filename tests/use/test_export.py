@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from semisfl.data.dataset import Dataset
 from semisfl.runs.portable import describe
 from semisfl.runs.start import train
 from semisfl.use import export as exports
-from semisfl.use import model_card, onnx_file
+from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import check, export
 from tests import toy
@@ -198,15 +196,6 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
     assert "Nothing was sent" in alone.read_text()
 
 
-def test_the_card_shows_odd_names_of_classes_as_they_are(trained: Trained) -> None:
-    model = load(trained("semisfl")[0])
-    names = ("two\nlines", "*star*", "a_b_c", "<i>d")
-    model.description = replace(model.description, classes=names)
-    text = model_card.card(model)
-    assert r"classes: two lines, \*star\*, a\_b\_c, \<i\>d." in text
-    assert "\n- two lines: " in text
-
-
 def test_the_digest_of_the_data_follows_pixels_and_labels(trained: Trained) -> None:
     one, again, other = (toy.dataset(), toy.dataset(), toy.dataset())
     other.test_labels[0] = (other.test_labels[0] + 1) % 4
@@ -237,30 +226,6 @@ def test_the_command_prints_the_difference(
     assert Path(answer["file"]) == Path(run, "export", "bottom.safetensors")
     assert answer["agreement"] == 1 and Path(answer["card"]).is_file()
     assert load(answer["file"]).description.cut == 1
-
-
-def test_mistakes_are_one_line(
-    trained: Trained,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = str(trained("supervised")[0])
-    bad = tmp_path / "bad.png"
-    bad.write_text("no image")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    words_of = ["export", run, "--to", "onnx", "--out", str(tmp_path / "to")]
-    good = str(next((Path(__file__).parents[2] / "docs").glob("*.png")))
-    for words, error in (
-        (words_of, "there are no images to check the exported model on (data 'toy' is neither"),
-        ([*words_of, "--check", str(bad)], "none of 1 image can be read"),
-        ([*words_of, "--check", good], "pip install 'semisfl[onnx]' (no module 'onnxruntime')"),
-        ([*words_of, "--check", good, "--cut", "nowhere"], "'nowhere' is no layer"),
-    ):
-        capsys.readouterr()
-        assert main(words) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert line.startswith("error: ") and error in line, line
 
 
 MODERN = """[

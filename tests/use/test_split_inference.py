@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -177,15 +176,6 @@ def test_unknown_and_revoked_devices_are_refused(
         ModelClient(Target("192.0.2.1:1", None, insecure_loopback=True))
 
 
-def test_a_missing_server_is_one_line(authority: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("localhost", 0))
-        credentials = certs.load_client_credentials(authority, "camera")
-        with pytest.raises(OSError, match=r"localhost:\d+") as error:
-            ModelClient(Target(f"localhost:{taken.getsockname()[1]}", credentials))
-    assert "\n" not in str(error.value)
-
-
 def test_invalid_requests_are_refused_and_the_server_continues(
     model: Classifier, server: ModelServer, authority: Path
 ) -> None:
@@ -259,29 +249,6 @@ def test_a_revoked_certificate_has_the_exit_code_of_join(
     address, camera = f"localhost:{server.port}", str(authority / "clients" / "taken")
     for words in (["classify", address, str(images)], ["inspect", address]):
         assert main([*words, "--certs", camera]) == 5
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--listen", "nowhere"],
-        ["--insecure-loopback", "--listen", "192.0.2.1:1"],
-        ["--listen", "127.0.0.1:0", "--cut", "nowhere"],
-        ["--listen", "127.0.0.1:0", "--certs", "nowhere"],
-    ],
-)
-def test_a_mistake_is_one_line(
-    more: list[str], trained: Trained, authority: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = str(trained("semisfl")[0])
-    assert main(["serve", "--model", run, "--certs", str(authority), *more]) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: ")
-
-
-def test_a_port_in_use_is_one_line(model: Classifier, server: ModelServer, authority: Path) -> None:
-    run = str(model.path)
-    words = ["serve", "--model", run, "--listen", f"127.0.0.1:{server.port}"]
-    assert main([*words, "--certs", str(authority)]) == 2
 
 
 def test_both_commands(

@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
-from semisfl.settings.sections import ConfigError
 from semisfl.watch.address import Address, serve_app
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
@@ -175,16 +173,6 @@ def test_a_page_uses_a_renewed_certificate_without_a_restart(run: Path, certific
         assert ask(url)[0] == 401
 
 
-def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["watch", str(run), "--listen", f"127.0.0.1:{port}"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use;")
-    with pytest.raises(ConfigError, match="choose another address or port"):
-        Address("192.0.2.1", 1).bind()
-
-
 def test_the_command_serves_until_it_is_asked_to_end(run: Path) -> None:
     words = [sys.executable, "-m", "semisfl", "watch", str(run), "--listen", "127.0.0.1:0"]
     process = Forked(words, stderr=subprocess.PIPE, text=True)
@@ -218,17 +206,3 @@ def test_one_file_holds_everything_and_nothing_in_it_breaks_out(
     assert log["lines"] == [f"2026 INFO {EVIL}</script>"]
     assert EVIL not in html and "<img" not in own
     assert html.count("sha256-") == 11, "each script and the style may run, and no other"
-
-
-def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    place = str(tmp_path / "no" / "x.html")
-    for words, code, error in (
-        ([str(tmp_path / "empty"), "--html", "x.html"], 2, "empty holds no run"),
-        ([str(run), "--html", place], 1, "No such file"),
-    ):
-        assert main(["report", *words]) == code
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert line.startswith("error: ") and error in line, line

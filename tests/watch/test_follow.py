@@ -12,9 +12,7 @@ from semisfl.data import holdings
 from semisfl.data.partition import Partition
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
-from semisfl.settings.config import override, parse
-from semisfl.settings.presets import values_of
-from semisfl.watch.follow import Followed, Lines
+from semisfl.watch.follow import Followed
 from semisfl.watch.views import Runs
 from tests import toy
 from tests.watch import directories
@@ -49,18 +47,6 @@ def test_only_new_rounds_are_told_and_a_resumed_run_begins_anew(tmp_path: Path) 
     assert runs.listing()["runs"][0]["accuracy"] == 60.0
 
 
-def test_a_file_written_anew_that_outgrew_the_old_one_is_noticed(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("old 0\nold 1\n")
-    lines = Lines(file)
-    assert lines.new() == (True, [b"old 0", b"old 1"])
-    with file.open("a") as more:
-        more.write("old 2\n")
-    assert lines.new() == (False, [b"old 2"])
-    file.write_text("new 0\nnew 1\nnew 2\nnew 3\n")
-    assert lines.new() == (True, [b"new 0", b"new 1", b"new 2", b"new 3"])
-
-
 def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> None:
     directory = begun(tmp_path / "run")
     followed = Followed(directory.path)
@@ -93,11 +79,9 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
             r"seed = \[1\]",
         ),
         ("config.toml", 'method = "semisfl"\nrounds = 3\nclients.total = inf\n', None),
-        ("config.toml", f"rounds = {'[' * 5000}", "config.toml is not TOML"),
         ("metrics.jsonl", '["round"]\n', "it has no round"),
         ("metrics.jsonl", '{"round": 0, "accuracy": "50"}\n', "its accuracy is '50'"),
         ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": "x"}}\n', "damaged"),
-        ("metrics.jsonl", f'{{"round": 0, "seconds": 1{"0" * 400}}}\n', "damaged"),
         ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": Infinity}}\n', None),
         ("metrics.jsonl", '{"round": 0, "seconds": 1e999}\n', None),
         ("metrics.jsonl", 2 * '{"round": 0, "seconds": 1e308}\n', r"its seconds is 1e\+308"),
@@ -107,10 +91,8 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
             "client 0 kept a share of",
         ),
         ("metrics.jsonl", '{"round": 0, "warnings": [5]}\n', "^5$"),
-        ("metrics.jsonl", "[" * 200_000 + "\n", "it is nested too deeply"),
         ("holdings.json", '{"classes": ["a"], "server": [1], "clients": [[NaN]]}', None),
         ("roster.json", '{"index": {"camera": -7}}', None),
-        ("fleet.jsonl", "[" * 200_000 + "\n", None),
         ("fleet.jsonl", '{"event": "here", "name": "camera", "client": NaN}\n', None),
         ("fleet.jsonl", '{"event": "here", "name": "camera", "images": 1e999}\n', None),
     ],
@@ -205,24 +187,6 @@ def test_runs_are_known_by_their_names_and_by_their_paths_where_two_have_one(
     assert keys == [str(tmp_path / "one" / "a"), "b", str(tmp_path / "two" / "a")]
 
 
-def test_a_run_keeps_its_colour_whatever_others_appear(tmp_path: Path) -> None:
-    def colours(runs: Runs) -> dict[str, int]:
-        return {run["name"]: run["colour"] for run in runs.listing()["runs"]}
-
-    runs = Runs([tmp_path])
-    begun(tmp_path / "m").unlock()
-    begun(tmp_path / "n", "optimizer.lr=0.5").unlock()
-    before = colours(runs)
-    assert before == {"m": 0, "n": 1}
-    begun(tmp_path / "a", "optimizer.lr=0.1").unlock()  # its name comes before theirs
-    begun(tmp_path / "z", "seed=5").unlock()
-    after = before | {"a": 2, "z": 0}
-    assert colours(runs) == after, "runs that differ in their seed share a colour"
-    assert colours(Runs([tmp_path])) == after, "also for a page that is opened later"
-    (tmp_path / "n" / "config.toml").write_text((tmp_path / "a" / "config.toml").read_text())
-    assert colours(runs) == after, "settings that change at a resume do not matter"
-
-
 def test_guessing_counts_only_classes_that_have_labels(tmp_path: Path) -> None:
     begun(tmp_path / "run").unlock()
     runs = Runs([tmp_path])
@@ -256,17 +220,6 @@ def test_a_device_that_comes_back_is_not_refused_any_more(tmp_path: Path) -> Non
     assert states({**refused, "name": "camera"})[0] == ("camera", "here"), "it is still connected"
     directory.unlock()
     assert states()[0] == ("camera", "refused")
-
-
-def test_settings_name_the_preset_and_what_was_changed(tmp_path: Path) -> None:
-    config = override(values_of("digits"), ["method=supervised", "optimizer.lr=0.5"])
-    RunDirectory.create(tmp_path / "run", parse(config)).unlock()
-    runs = Runs([tmp_path])
-    (run,) = runs.listing()["runs"]
-    assert runs.settings()["presets"][run["id"]] == {
-        "name": "digits",
-        "changed": {"optimizer.lr": str(parse({}).optimizer.lr)},
-    }
 
 
 def test_clients_in_folders_are_called_by_their_folders(tmp_path: Path) -> None:
@@ -346,11 +299,3 @@ def test_a_device_in_the_place_of_another_one_has_none_of_its_rounds(tmp_path: P
     has(4, None)
     has(5, 0.75)
     assert rows() == [("new", 1, 1, 0.75), ("other", 5, 0, 0.5)]
-
-
-def test_warnings_of_a_run_are_shown(tmp_path: Path) -> None:
-    directory = begun(tmp_path / "run")
-    directory.record.write(RoundMetrics(round=1, warnings=["the loss rises; lower it"]))
-    directory.record.write(RoundMetrics(round=2))
-    (run,) = Runs([tmp_path]).listing()["runs"]
-    assert run["problem"] == "the loss rises; lower it"

@@ -96,19 +96,6 @@ def test_a_finished_run(chromium: Browser, done: Path) -> None:
         assert "rounds 1 to 3" not in page.text() and "finished: 3 rounds" in page.text()
 
 
-def test_clients_in_folders_are_columns_with_their_names(
-    chromium: Browser, done: Path, tmp_path: Path
-) -> None:
-    file = directories.unfinished(tmp_path / "named", done) / "holdings.json"
-    names = ["server", "St. Mary", "a clinic with quite a long name"]
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"names": names}))
-    with opened(chromium, tmp_path) as page:
-        assert "St. Mary" in page.text_of("clients") and drawn(page, 2)
-        axis = "document.querySelector('#panel-clients .js-plotly-plot')._fullLayout.xaxis"
-        ticks = page.evaluate(f"{axis}._vals.map((tick) => tick.text)")
-        assert ticks == ["server", "server (client)", "St. Mary", "a clinic with qui…"]
-
-
 def test_a_running_run_is_followed(chromium: Browser, done: Path, tmp_path: Path) -> None:
     directory = RunDirectory.open(directories.unfinished(tmp_path / "going", done))
     directory.lock()

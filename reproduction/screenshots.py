@@ -1,6 +1,6 @@
 """The pictures of the page in the documentation, from results of this repository.
 
-    python -m tests.watch.screenshots
+    python -m reproduction.screenshots
 
 Needs Chromium and Pillow. The deployment is shown as it was when its files were copied, under way.
 """
@@ -22,7 +22,7 @@ from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
 from tests.watch.browser import Browser, browser
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DRAWN_SECONDS = 2.0
 COLOURS = 256
