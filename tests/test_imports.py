@@ -99,7 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": ("models", "engine", "settings", "seeds"),
     "data": ("data", "engine.hardware", "engine.kernels", "settings", "seeds", "files"),
     "algorithm": ("algorithm", *ENGINE, "settings"),
-    "fleet": ("fleet", "models", "data", "engine", "settings", "seeds", "stopping"),
+    "fleet": ("fleet", "models", "data", "engine", "settings", "seeds", "stopping", "files"),
     # A method sees how training is made fast, where images come from and where clients live only
     # through these modules.
     "methods": (

@@ -43,12 +43,11 @@ class StepFeatures:
         return Features(student.requires_grad_(), teacher, clients, truth)
 
 
-class ClientBlock:
-    """Clients as index lists into one data set on the device; the active ones' weights lie in a `Stack`.
+class ClientsHere:
+    """Clients of this process as index lists into one data set on the device.
 
-    A split round is `start_round`, then `forward` and `backward` per step, then `bottoms` (or `mean`).
-    A full-model round is `train`. The block counts every byte in ``traffic`` and lets nothing leave that
-    has not passed through ``outgoing``, the clients' policy.
+    Every byte is counted in ``traffic``, and nothing leaves that has not passed through ``outgoing``, the clients'
+    policy.
     """
 
     def __init__(self, setup: FleetSetup) -> None:
@@ -57,15 +56,27 @@ class ClientBlock:
         Raises `PolicyBreach` if the run's terms break the clients' policy.
         """
         assert setup.images is not None and setup.labels is not None, "clients' images are here"
-        config, model, hardware = setup.config, setup.model, setup.hardware
-        self.config = config
-        self.hardware = hardware
+        self.config, self.hardware = setup.config, setup.hardware
         self.traffic = Traffic()
         self.outgoing = setup.outgoing or Outgoing()
-        self.outgoing.agree(config)
+        self.outgoing.agree(setup.config)
         self.shards = [np.asarray(shard) for shard in setup.shards]
-        self.labels = setup.labels
-        self.batches = setup.batches(setup.images)
+        self.images, self.labels = setup.images, setup.labels
+        self.sizes = RoundSizes.of(setup.model, setup.config.clients.batch, len(setup.images))
+
+
+class ClientBlock(ClientsHere):
+    """Clients of this process that train; the active ones' weights lie in a `Stack`.
+
+    A split round is `start_round`, then `forward` and `backward` per step, then `bottoms` (or `mean`).
+    A full-model round is `train`.
+    """
+
+    def __init__(self, setup: FleetSetup) -> None:
+        """Copy the bottom of ``setup``, and make the batches of its images."""
+        super().__init__(setup)
+        model = setup.model
+        self.batches = setup.batches(self.images)
         self._size = setup.shape[1:]
         self._bottom = clone(model.bottom)
         # A teacher normalises by the statistics of its client's batch, as in the authors' code.
@@ -73,7 +84,6 @@ class ClientBlock:
         self._students: Stack | None = None
         self._teachers: Stack | None = None
         self._features = model.features
-        self.sizes = RoundSizes.of(model, config.clients.batch, len(setup.images))
         self._full = FullModelClients(setup, self.shards, self.batches, self.traffic)
 
     # --- a split round ---------------------------------------------------------------------------

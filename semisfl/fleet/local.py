@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
-from semisfl.fleet.block import ClientBlock
+from semisfl.fleet.block import ClientBlock, ClientsHere
 from semisfl.fleet.caps import RoundUse, Spent
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.outgoing import Cleared
@@ -24,14 +24,14 @@ def as_states(bottoms: Mapping[int, Cleared]) -> dict[int, State]:
 class Simulation:
     """Base of the fleets whose clients live in the run's own processes."""
 
-    def __init__(self, block: ClientBlock) -> None:
-        """Take this process's ``block``; it knows the images of every client."""
-        self.block = block
-        self.config = block.config
-        self.traffic = block.traffic
+    def __init__(self, clients: ClientsHere) -> None:
+        """Take the ``clients`` of this process, who know the images of every client."""
+        self.clients = clients
+        self.config = clients.config
+        self.traffic = clients.traffic
         self.held_back = HeldBack()
-        self._policy = block.outgoing.policy
-        self._spent = [Spent() for _ in block.shards]
+        self._policy = clients.outgoing.policy
+        self._spent = [Spent() for _ in clients.shards]
 
     def open(self, directory: Path | None) -> None:
         """Do nothing: all clients are there from the start."""
@@ -54,7 +54,7 @@ class Simulation:
 
     def image_counts(self) -> Mapping[int, int]:
         """Return how many images each client holds."""
-        return {client: len(shard) for client, shard in enumerate(self.block.shards)}
+        return {client: len(shard) for client, shard in enumerate(self.clients.shards)}
 
     def present(self) -> Sequence[int]:
         """Return the clients whose quotas allow another round; all of them without quotas."""
@@ -80,7 +80,7 @@ class Simulation:
             self._spent[client] = self._spent[client].plus(self._round_use(client))
 
     def _round_use(self, client: int) -> RoundUse:
-        sizes = replace(self.block.sizes, images=len(self.block.shards[client]))
+        sizes = replace(self.clients.sizes, images=len(self.clients.shards[client]))
         return RoundUse.of_split(self._policy, self.config.clients.steps, sizes)
 
     def _refusal(self, client: int) -> str | None:
@@ -94,7 +94,8 @@ class LocalFleet(Simulation):
         self, setup: FleetSetup, make_block: Callable[[FleetSetup], ClientBlock] = ClientBlock
     ) -> None:
         """Make the block with ``make_block``; an attack brings a block of its own."""
-        super().__init__(make_block(setup))
+        self.block = make_block(setup)
+        super().__init__(self.block)
         # Clients whose quotas are used up leave, and a captured step has a fixed number of slots.
         self.capturable = not self._policy.capped
 

@@ -172,6 +172,21 @@ class Outgoing:
         generator = self._generators[slot]
         return torch.randn(like.shape, generator=generator, device=like.device)
 
+    @torch.no_grad()
+    def views(self, rows: Tensor, weak: int, noise_seeds: Sequence[int]) -> Cleared:
+        """Clear the rows [images, views, d] of a frozen bottom, the ``weak`` views of each image first.
+
+        Noise of a simulated client's image is drawn from the image's own seed in ``noise_seeds``.
+        """
+        self._generators = [
+            torch.Generator(rows.device).manual_seed(seed)
+            for seed in (noise_seeds if self.policy.noise else ())
+        ]
+        limited = self.clip_and_noise(rows.flatten(0, 1), len(rows)).view_as(rows)
+        parts = {"weak": limited[:, :weak], "strong": limited[:, weak:]}
+        named = {kind: part.flatten(0, 1) for kind, part in parts.items()}
+        return Cleared(_POLICY, "features", self.policy, named)
+
     def codec(self, chosen: str | None) -> str:
         """Return the codec of features to classify; raise `PolicyBreach` if ``chosen`` is too fine.
 

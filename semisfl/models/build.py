@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from semisfl import seeds
+from semisfl.models.freezing import freeze
 from semisfl.models.layers import Layers
 from semisfl.models.modules import layers_of, modules_of
 from semisfl.models.own import check_own, digest_of, global_seed
@@ -93,14 +94,15 @@ def build_model(
 ) -> SplitModel:
     """Return the model of a configuration, or the ``own`` one, cut as configured; the same on every machine.
 
-    ``projector`` replaces the configuration's: a client needs none. ``widest`` is what `build` takes: a resumed run
-    keeps the head that it began with. Raises ValueError like `build`.
+    With ``clients.bottom`` = "frozen" its bottom has no parameters (`semisfl.models.freezing`). ``projector`` replaces
+    the configuration's: a client needs none. ``widest`` is what `build` takes: a resumed run keeps the head that it
+    began with. Raises ValueError like `build`.
     """
     settings = config.model
     projector = projector or settings.projector
     seed = seeds.derive(config.seed, "model")
     if own is None:
-        return build(
+        model = build(
             settings.table,
             shape,
             classes,
@@ -110,10 +112,14 @@ def build_model(
             seed=seed,
             widest=widest,
         )
-    with global_seed(seed):
-        check_own(own, shape, classes)  # lazy layers draw their weights here
-        limit = widest or NARROW_HEAD
-        return split(own, shape, settings.cut, projector, settings.projection, limit)
+    else:
+        with global_seed(seed):
+            check_own(own, shape, classes)  # lazy layers draw their weights here
+            model = split(
+                own, shape, settings.cut, projector, settings.projection, widest or NARROW_HEAD
+            )
+    model.bottom = freeze(model.bottom) if config.clients.bottom == "frozen" else model.bottom
+    return model
 
 
 def with_layers_of(config: Config, own: nn.Sequential) -> Config:

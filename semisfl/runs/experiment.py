@@ -21,6 +21,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.cluster.ranks import launch
+from semisfl.fleet.frozen import FrozenFleet
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
@@ -162,6 +163,21 @@ FLEETS: dict[str, Callable[[FleetSetup], Fleet]] = {
 }
 
 
+def make_clients(setup: FleetSetup) -> Fleet:
+    """Return the fleet that the configuration names: by where the clients live, and by whether they train."""
+    kind, clients = setup.config.fleet.kind, setup.config.clients
+    if clients.bottom == "trained":
+        return FLEETS[kind](setup)
+    if kind != "local":
+        raise ConfigError(
+            f"clients.bottom = 'frozen' with fleet.kind = {kind!r} is not possible yet; use `semisfl run` in one "
+            "process, or set clients.bottom = 'trained'"
+        )
+    if any(getattr(own, "client_teacher", None) == "ema" for own in setup.config.own_sections):
+        log.info("client_teacher = 'ema' has no effect: with clients.bottom = 'frozen' none moves")
+    return FrozenFleet(setup)
+
+
 def fleet_setup(
     config: Config,
     data: Dataset,
@@ -266,7 +282,7 @@ def assemble(
         weights.copy_into(split_model, config.model.name, data.classes)
     images, labels = (part.to(hardware.device) for part in chosen(data, partition.labeled))
     labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
-    fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
+    fleet = (make_fleet or make_clients)(setup)
     try:
         method = lookup.load(lookup.method(config.method).code)(
             Setup(setup.config, split_model, fleet, labeled, classes, hardware, stop)

@@ -103,6 +103,11 @@ class Config(OpenSection):
                 f"network.quorum = {self.network.quorum} exceeds clients.active = {self.clients.active}; "
                 "lower the first or raise the second"
             )
+        if self.clients.bottom == "frozen" and lookup.method(self.method).works:
+            raise ValueError(
+                f"clients.bottom = 'frozen': method = {self.method!r} trains the whole model on the clients; choose a "
+                "split method (semisfl, fedswitch-sl), or set clients.bottom = 'trained'"
+            )
         if self.optimizer.lr_min > self.optimizer.lr:
             raise ValueError(
                 f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}; "

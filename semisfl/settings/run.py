@@ -93,6 +93,21 @@ class ClientsConfig(Section):
     )
     batch: int = Field(64, ge=1, description="unlabelled images per client and step, B_u")
     steps: int = Field(50, ge=1, description="cross-entity (or local) steps per round, K_u")
+    bottom: Literal["trained", "frozen"] = Field(
+        "trained",
+        description="layers on the clients: trained, or frozen: each client encodes its images once, and the server trains the other layers",
+    )
+    weak_views: int = Field(
+        2, ge=1, le=64, description="weak views that a frozen bottom encodes of each image"
+    )
+    strong_views: int = Field(
+        4, ge=1, le=64, description="strong views that a frozen bottom encodes of each image"
+    )
+
+    @property
+    def views(self) -> dict[str, int]:
+        """Return how many views of each kind a frozen bottom encodes of each image."""
+        return {"weak": self.weak_views, "strong": self.strong_views}
 
 
 class ServerConfig(Section):

@@ -43,8 +43,8 @@ class ClusterFleet(Simulation):
                 "fleet.kind = 'cluster' needs the ranks of torchrun: start it with "
                 "torchrun --nproc-per-node N -m semisfl run ..., or use fleet.kind = local"
             )
-        self._setup = setup
-        super().__init__(ClientBlock(setup))
+        self._setup, self.block = setup, ClientBlock(setup)
+        super().__init__(self.block)
         self._joined = ranks is None
         self._ranks = ranks or Ranks.join(setup.hardware.device)
         assert self._ranks.rank == 0, "the other ranks obey this one"

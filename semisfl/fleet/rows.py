@@ -1,0 +1,127 @@
+"""The rows of a frozen bottom: how a client encodes its images, and the file in which its rows are kept.
+
+A simulated client, a device that trains and a device that classifies call `Encoder.rows`. The same image, client's
+name and settings give the same rows, alone or among others: the views follow from them, and the bottom always
+computes batches of one size. A file holds rows as the wire's codecs encode them. It is mapped into memory and not
+read, so all rows together may be larger than memory.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from semisfl import seeds
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.fixed_views import KINDS, views_of
+from semisfl.files import write_whole
+from semisfl.fleet.codec import codec_named
+from semisfl.fleet.outgoing import Cleared, Outgoing
+from semisfl.settings.config import Config
+
+TOGETHER = 128
+"""Views in a pass of the bottom, whose last batch is filled up; also how many images to encode at a time."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A frozen bottom with all else that decides its rows."""
+
+    bottom: nn.Module
+    """Maps normalised images [n, C, H, W] to features [n, d]; in eval mode."""
+    normalizer: Normalizer
+    outgoing: Outgoing
+    """Applies the client's policy to the rows."""
+    config: Config
+    """The run's: its seed, augmentation and numbers of views are used."""
+
+    @torch.no_grad()
+    def rows(self, images: Tensor, client: str, digests: Sequence[str]) -> Cleared:
+        """Return the rows of uint8 ``images`` [n, C, H, W] as the policy lets them leave.
+
+        They are ``weak`` [n * weak views, d] and ``strong``, image by image. ``client``: the name in the client's
+        certificate, in a simulation its index. ``digests``: the `content_digest` of each image.
+        """
+        seed, counts = self.config.seed, self.config.clients.views
+        views = views_of(
+            images, digests, client, counts, Augmentation.of(self.config.data.augment), seed
+        ).flatten(0, 1)
+        whole = nn.functional.pad(views, (0, 0, 0, 0, 0, 0, 0, -len(views) % TOGETHER))
+        passes = [self.bottom(self.normalizer(batch)) for batch in whole.split(TOGETHER)]
+        rows = torch.cat(passes)[: len(views)].unflatten(0, (len(images), -1))
+        return self.outgoing.views(
+            rows, counts["weak"], [seeds.derive(seed, "noise", client, one) for one in digests]
+        )
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How an image's rows become bytes: its weak rows, then its strong ones, each as its codec encodes it alone."""
+
+    codecs: Mapping[str, str]
+    """The codec of the rows of each kind of view, ``weak`` and ``strong``."""
+    views: Mapping[str, int]
+    """How many views of each kind an image has."""
+    features: int
+    """The length of a row, d."""
+
+    def pack(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the bytes of some images, [images, bytes], from their rows of each kind, [images * views, d]."""
+        encoded = [codec_named(self.codecs[kind]).encode(rows[kind]) for kind in KINDS]
+        flat = [[part.reshape(len(part), -1).view(torch.uint8) for part in one] for one in encoded]
+        return torch.cat(
+            [
+                torch.cat(parts, 1).view(len(rows["weak"]) // self.views["weak"], -1)
+                for parts in flat
+            ],
+            1,
+        )
+
+    def unpack(self, kind: str, packed: Tensor) -> Tensor:
+        """Return rows [n, d] from their bytes [n, bytes of a row]."""
+        codec, shape = codec_named(self.codecs[kind]), (len(packed), self.features)
+        layout = codec.layout(shape)
+        parts = packed.split([prod(part[1:]) * dtype.itemsize for part, dtype in layout], 1)
+        typed = [
+            part.contiguous().view(dtype).reshape(size)
+            for part, (size, dtype) in zip(parts, layout, strict=True)
+        ]
+        return codec.decode(typed, shape)
+
+
+class RowFile:
+    """The rows of one client in a file, which begins with a line of JSON that says what they are."""
+
+    def __init__(
+        self, path: Path, form: RowFormat, about: Mapping[str, Any], packed: Iterable[Tensor]
+    ) -> None:
+        """Map the file at ``path``. If there is none that is ``about`` the same rows, write it first.
+
+        Rows in a file with the same ``about`` are equal; ``about["images"]`` are the digests of the images, in order.
+        ``packed`` yields the bytes of some images at a time, and is read only if the file is written, whole or not
+        at all.
+        """
+        self._form = form
+        begin = json.dumps({**about, **vars(form)}, sort_keys=True).encode() + b"\n"
+        if not path.exists() or np.fromfile(path, np.uint8, len(begin)).tobytes() != begin:
+            path.parent.mkdir(exist_ok=True)
+            lines = chain([begin], (some.cpu().numpy().tobytes() for some in packed))
+            write_whole(path, lambda file: file.writelines(lines), private=True)
+        mapped = np.memmap(path, np.uint8, "r", len(begin))
+        self.bytes = len(mapped)
+        """The encoded size of all rows."""
+        self._images = mapped.reshape(len(about["images"]), -1)
+
+    def draw(self, kind: str, images: np.ndarray, views: np.ndarray) -> Tensor:
+        """Return the bytes [..., bytes of a row] of one row for each of ``images`` [...], of its view in ``views`` [...]."""
+        codec, count = codec_named(self._form.codecs[kind]), self._form.views[kind]
+        size = count * codec.size((1, self._form.features))
+        part = self._images[:, :size] if kind == "weak" else self._images[:, -size:]
+        return torch.from_numpy(part.reshape(len(part), count, -1)[images, views])

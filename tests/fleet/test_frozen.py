@@ -1,0 +1,348 @@
+"""Clients with a frozen bottom encode their images once; rounds draw from the rows they left."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semisfl import seeds
+from semisfl.data import augment
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.fixed_views import content_digest
+from semisfl.data.positions import draw_positions
+from semisfl.engine.weights import State
+from semisfl.fleet.base import SplitRound, draw_active
+from semisfl.fleet.codec import codec_named, state_bytes
+from semisfl.fleet.frozen import FOLDER, FrozenFleet
+from semisfl.fleet.outgoing import Outgoing
+from semisfl.fleet.rows import Encoder
+from semisfl.metrics import RoundMetrics
+from semisfl.models.build import build_model
+from semisfl.models.layers import named_layers
+from semisfl.runs import checkpoint
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.sinks import Callback
+from semisfl.runs.start import resume, train
+from semisfl.settings import presets
+from semisfl.settings.config import Config, ConfigError, override, parse
+from semisfl.settings.policy import PolicyBreach
+from tests.net.harness import BATCHNORM, tiny, toy_data
+from tests.twin import PlainTwin, largest_difference
+
+VIEWS = {"weak": 2, "strong": 3}
+NOISE = {"clip": 4.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1}
+
+
+def frozen(count: int = 3, **changes: Any) -> Config:
+    clients = {"bottom": "frozen", "weak_views": VIEWS["weak"], "strong_views": VIEWS["strong"]}
+    clients |= changes.pop("clients", {})
+    return tiny(count, clients=clients, **changes)
+
+
+def here(config: Config) -> tuple[Experiment, FrozenFleet]:
+    experiment = assemble(config, *toy_data(config.clients.total), device="cpu")
+    fleet = experiment.fleet
+    assert isinstance(fleet, FrozenFleet)
+    fleet.open(None)
+    return experiment, fleet
+
+
+def plan(config: Config, bottom: State, index: int = 0) -> SplitRound:
+    everyone = range(config.clients.total)
+    active = draw_active(config.seed, index, len(everyone), everyone, config.clients.active)
+    return SplitRound(index, active, config.clients.steps, 0.1, bottom, bottom)
+
+
+# --- encoding --------------------------------------------------------------------------------------
+
+
+def encoder(config: Config) -> Encoder:
+    outgoing = Outgoing()
+    outgoing.agree(config)
+    return Encoder(
+        build_model(config, (1, 16, 16), 4).bottom,
+        Normalizer.of((0.5,), (0.5,)),
+        outgoing,
+        config,
+    )
+
+
+def rows_of(config: Config, images: Tensor, client: str = "0") -> dict[str, Tensor]:
+    """Return the rows [images, views, d] of each kind."""
+    digests = [content_digest(image) for image in images]
+    rows = encoder(config).rows(images, client, digests).tensors
+    return {kind: rows[kind].unflatten(0, (len(images), -1)) for kind in VIEWS}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"model": {"layers": BATCHNORM}}, {"policy": NOISE}], ids=str
+)
+def test_an_image_gives_the_same_rows_alone_and_among_any_others(changes: dict) -> None:
+    config = frozen(**changes)
+    data, _ = toy_data(60)  # more than one pass, and more than are augmented together
+    whole = rows_of(config, data.images[:300])
+    order = np.random.default_rng(0).permutation(300)
+    shuffled = rows_of(config, data.images[order])
+    for kind, views in VIEWS.items():
+        assert whole[kind].shape[:2] == (300, views)
+        assert torch.equal(shuffled[kind], whole[kind][order])
+    for place in (0, 17, 299):
+        alone = rows_of(config, data.images[place : place + 1])
+        assert all(torch.equal(alone[kind][0], whole[kind][place]) for kind in VIEWS)
+
+
+def test_views_differ_by_client_and_by_view() -> None:
+    config = frozen()
+    images = toy_data(3)[0].images[:4]
+    rows, others = rows_of(config, images), rows_of(config, images, "1")
+    for kind in VIEWS:
+        assert not torch.equal(rows[kind], others[kind])
+        assert not torch.equal(rows[kind][:, 0], rows[kind][:, 1])
+
+
+def test_rows_are_those_of_augmented_images() -> None:
+    config = frozen()
+    image = toy_data(3)[0].images[5:6]
+    made, own = rows_of(config, image), encoder(config)
+    for kind, apply in (("weak", augment.weak), ("strong", augment.strong)):
+        rng = seeds.generator(config.seed, "view", "0", content_digest(image[0]), kind)
+        draws = getattr(Augmentation.of(config.data.augment), f"draw_{kind}")(
+            rng, (VIEWS[kind],), 16, 16
+        )
+        for view in range(VIEWS[kind]):
+            features = own.bottom(own.normalizer(apply(image, draws[view : view + 1])))
+            assert torch.allclose(made[kind][0, view], features[0], atol=1e-5)
+
+
+# --- rounds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_a_step_gives_the_drawn_rows_as_the_codec_leaves_them(codec: str) -> None:
+    config = frozen(wire={"student_features": codec, "teacher_features": "fp16"})
+    experiment, fleet = here(config)
+    data, partition = toy_data(3)
+    bottom = experiment.method.student.bottom.state_dict()
+    for index in range(2):
+        asked = plan(config, bottom, index)
+        fleet.start_round(asked)
+        for step in range(config.clients.steps):
+            features = fleet.forward()
+            assert features.student.requires_grad
+            assert not features.teacher.requires_grad
+            for place, client in enumerate(asked.active):
+                shard = partition.clients[client]
+                rows = rows_of(config, data.images[shard], str(client))
+                drawn = draw_positions(config.seed, index, client, len(shard), 2, 4)
+                rng = seeds.generator(config.seed, "drawn-views", index, client)
+                mine = slice(4 * place, 4 * place + 4)
+                for kind, given, name in (
+                    ("weak", features.teacher, "fp16"),
+                    ("strong", features.student, codec),
+                ):
+                    view = rng.integers(VIEWS[kind], size=drawn.shape)
+                    expected = rows[kind][drawn[step], view[step]]
+                    assert torch.equal(given[mine], codec_named(name).roundtrip(expected))
+                assert features.truth is not None
+                assert torch.equal(features.truth[mine], data.labels[shard[drawn[step]]])
+            fleet.backward(torch.ones_like(features.student))
+        assert all(bottom[name].equal(tensor) for name, tensor in fleet.finish_round().items())
+    fleet.close(finished=True)
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl"])
+def test_the_bottom_goes_down_once_and_the_rows_come_up_once(method: str) -> None:
+    wire = {"student_features": "int8", "teacher_features": "fp16", "models": "bf16"}
+    config = frozen(3, method=method, rounds=6, clients={"active": 2}, wire=wire)
+    experiment, fleet = here(config)
+    model = build_model(config, (1, 16, 16), 4)
+    seen: set[int] = set()
+    for index in range(config.rounds):
+        experiment.method.round(index)
+        seen |= set(plan(config, {}, index).active)
+        images, d = 12, model.features
+        up = images * (VIEWS["weak"] * 2 * d + VIEWS["strong"] * (d + 4))
+        down = state_bytes(model.bottom.state_dict(), "bf16")
+        expected = {("model", "down", client): down for client in seen}
+        expected |= {("features", "up", client): up for client in seen}
+        assert dict(fleet.traffic.counts) == expected
+    assert seen == {0, 1, 2}
+    fleet.close(finished=True)
+
+
+def test_only_top_and_head_are_trained() -> None:
+    config = frozen(model={"layers": BATCHNORM}, rounds=2)
+    experiment, fleet = here(config)
+    start = build_model(config, (1, 16, 16), 4).state_dict()
+    for index in range(2):
+        experiment.method.round(index)
+    for model in (experiment.method.student, experiment.method.teacher):
+        after = model.state_dict()
+        changed = {name.partition(".")[0] for name in start if not after[name].equal(start[name])}
+        assert changed == {"top", "projector"}
+    fleet.close(finished=True)
+
+
+class StopAfterOne(Callback):
+    def on_round(self, metrics: RoundMetrics) -> bool:
+        return metrics.round == 0
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "supervised"])
+def test_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
+    data, partition = toy_data(3)
+    config = frozen(method=method, rounds=4, clients={"active": 2})
+    whole = train(config, data=data, partition=partition, device="cpu", out=tmp_path / "whole")
+    out = tmp_path / "parts"
+    train(
+        config,
+        data=data,
+        partition=partition,
+        device="cpu",
+        out=out,
+        callbacks=[StopAfterOne()],
+    )
+    written = {file.name: file.stat().st_ino for file in out.glob(f"{FOLDER}/*")}
+    parts = resume(out, data=data, partition=partition, device="cpu")
+    states = [checkpoint.read(one / "latest.safetensors") for one in (tmp_path / "whole", out)]
+    for part in ("method", "fleet", "traffic"):
+        assert checkpoint.digest(states[0][part]) == checkpoint.digest(states[1][part])
+    assert whole.accuracy == parts.accuracy
+    kept = {file.name: file.stat().st_ino for file in out.glob(f"{FOLDER}/*")}
+    assert written.items() <= kept.items(), "images were encoded again"
+
+
+def test_rows_of_other_settings_are_not_used(tmp_path: Path) -> None:
+    def rows(config: Config) -> tuple[Tensor, int]:
+        experiment, fleet = here(config)
+        fleet.open(tmp_path)
+        fleet.start_round(plan(config, experiment.method.student.bottom.state_dict()))
+        return fleet.forward().student.detach(), (tmp_path / FOLDER / "0.rows").stat().st_ino
+
+    first, file = rows(frozen())
+    again, same = rows(frozen())
+    assert torch.equal(first, again)
+    assert same == file
+    other, _ = rows(frozen(data={"augment": {"cutout": 8}}))
+    assert not torch.equal(first, other)
+    assert all(file.suffix == ".rows" for file in (tmp_path / FOLDER).iterdir())
+
+
+# --- the plain twin --------------------------------------------------------------------------------
+
+
+class Still(nn.Sequential):
+    """Layers that stay in eval mode."""
+
+    def train(self, mode: bool = True) -> "Still":
+        return super().train(False)
+
+
+class FrozenTwin(PlainTwin):
+    """A plain round with clients whose bottoms are not trained: every view passes alone, whenever it is drawn."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        for model in (self.student, self.teacher):
+            model.bottom = Still(*(layer for _, layer in named_layers(model.bottom))).eval()
+
+    def _cross_entity(self, index: int, lr: float) -> dict[str, float]:
+        config, sums = self.config, {"loss": 0.0, "kept": 0.0}
+        steps, batch = config.clients.steps, config.clients.batch
+        everyone = range(config.clients.total)
+        active = draw_active(config.seed, index, len(everyone), everyone, config.clients.active)
+        server = self._sgd(
+            [*self.student.top.parameters(), *self.student.projector.parameters()], lr
+        )
+        drawn: dict[int, dict[str, Any]] = {}
+        for client in active:
+            shard = self.partition.clients[client]
+            places = draw_positions(config.seed, index, client, len(shard), steps, batch)
+            rng = seeds.generator(config.seed, "drawn-views", index, client)
+            views = {kind: rng.integers(VIEWS[kind], size=places.shape) for kind in VIEWS}
+            drawn[client] = {"images": shard[places], **views}
+        for step in range(steps):
+            taught, sent = [], []
+            for client in active:
+                for kind, features in (("weak", taught), ("strong", sent)):
+                    rows = [
+                        self._row(client, image, kind, view)
+                        for image, view in zip(
+                            drawn[client]["images"][step], drawn[client][kind][step], strict=True
+                        )
+                    ]
+                    features.append(torch.cat(rows))
+            self._server_step(sent, taught, server, sums)
+        self.queue.end_round()
+        rows = len(active) * batch * steps
+        return {"loss_semi": sums["loss"] / steps, "mask_rate": 1 - sums["kept"] / rows}
+
+    def _row(self, client: int, image: int, kind: str, view: int) -> Tensor:
+        pixels = self.data.images[image : image + 1]
+        rng = seeds.generator(
+            self.config.seed, "view", str(client), content_digest(pixels[0]), kind
+        )
+        draw = getattr(self.augmentation, f"draw_{kind}")(rng, (VIEWS[kind],), *self.size)
+        made = getattr(augment, kind)(pixels, draw[view : view + 1])
+        with torch.no_grad():
+            return self.student.bottom(self.normalizer(made).contiguous())
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": {"layers": BATCHNORM}}], ids=str)
+def test_rounds_are_those_of_the_plain_twin(changes: dict) -> None:
+    config = frozen(rounds=3, clients={"active": 2}, **changes)
+    experiment, fleet = here(config)
+    method = experiment.method
+    twin = FrozenTwin(config, method.student, *toy_data(3))
+    for index in range(config.rounds):
+        ours, theirs = method.round(index), twin.round(index)
+        for name, value in theirs.items():
+            assert getattr(ours, name) == pytest.approx(value, abs=1e-4), name
+    for part in ("top", "projector"):
+        mine, plain = (getattr(one.student, part).state_dict() for one in (method, twin))
+        assert largest_difference(mine, plain) < 1e-4
+    fleet.close(finished=True)
+
+
+def test_the_digits_are_learned_over_a_random_frozen_bottom() -> None:
+    digits = presets.preset("digits").model_dump(exclude_none=True)
+    settings = ["clients.bottom=frozen", "rounds=2", "clients.steps=20", "server.steps=60"]
+    result = train(parse(override(digits, settings)), device="cpu")
+    assert result.accuracy > 25  # chance is 10
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["semifl", "fedswitch", "fedmatch"])
+def test_whole_model_methods_say_why_they_cannot(method: str) -> None:
+    with pytest.raises(ConfigError, match="split method"):
+        frozen(method=method)
+
+
+@pytest.mark.parametrize("kind", ["network", "cluster"])
+def test_only_a_simulation_in_one_process_has_frozen_bottoms_yet(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"fleet\.kind"):
+        assemble(frozen().in_fleet(kind), *toy_data(3), device="cpu")
+
+
+def test_all_views_of_an_image_count_against_its_quota() -> None:
+    here(frozen(policy={"uses_per_image": 5}))
+    with pytest.raises(PolicyBreach, match="strong_views"):
+        here(frozen(policy={"uses_per_image": 4}))
+
+
+def test_a_teacher_that_follows_on_clients_has_no_effect(caplog: Any) -> None:
+    results = []
+    for follows in ("frozen", "ema"):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            experiment, fleet = here(frozen(semisfl={"client_teacher": follows}))
+        assert ("client_teacher" in caplog.text) == (follows == "ema")
+        results.append(experiment.method.round(0).loss_semi)
+        fleet.close(finished=True)
+    assert results[0] == results[1]
