@@ -93,9 +93,10 @@ def test_a_method_by_its_path_is_in_a_plan(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    assert main(["plan", "digits", "--methods", f"semisfl,{PLACE}", "--json"]) == 0
+    own = "fixmatch.confidence_threshold=0.9"
+    assert main(["plan", "digits", "--methods", f"semisfl,{PLACE}", "--set", own, "--json"]) == 0
     both = json.loads(capsys.readouterr().out)["methods"]
-    assert main(["plan", "digits", "--set", f"method={PLACE}", "--json"]) == 0
+    assert main(["plan", "digits", "--set", f"method={PLACE}", own, "--json"]) == 0
     assert both[1] in json.loads(capsys.readouterr().out)["methods"]
     assert [one["title"] for one in both] == ["SemiSFL", "FedAvg-FixMatch"]
 

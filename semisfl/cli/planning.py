@@ -94,13 +94,14 @@ def plan(
     from semisfl.settings import lookup
 
     values = values_of(chosen_preset(preset, settings), settings)
-    config = configs.parse(values)
     chosen = choose_methods(methods) if methods is not None else []
+    # Each method is planned with its own settings from the same preset; it does not read those of the others.
+    others = [lookup.method(name) for name in (values.get("method", "semisfl"), *chosen)]
+    config = configs.parse(values, others)
     held = rounds.planned_images(config)
     world = World.of(uplink, downlink, latency, profile, config.seed)
-    # Each method is planned with its own settings from the same preset.
     proposed = plans.make(
-        config, held, world, lambda name: configs.parse({**values, "method": name}), chosen
+        config, held, world, lambda name: configs.parse({**values, "method": name}, others), chosen
     )
     if chosen:
         names = [lookup.method(name).name for name in chosen]

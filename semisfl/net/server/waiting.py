@@ -144,13 +144,13 @@ class Waiting:
             self._sessions.device_log.renew()
 
     def missing(self) -> str:
-        """Return the names of the enrolled devices that are absent, and how many never came."""
+        """Return the names of the enrolled devices that are absent, and how many are not enrolled yet."""
         roster = self._sessions.roster
         with self._sessions.changed:
             there = set(self._sessions.enrolled)
         absent = [name for name, index in roster.index.items() if index not in there]
         unknown = roster.total - len(roster.index)
-        never = [f"{unknown} that never came"] if unknown else []
+        never = [f"{unknown} not enrolled yet"] if unknown else []
         return ", ".join([*some_of(absent), *never]) or "nobody"
 
 
