@@ -104,7 +104,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # through these modules.
     "methods": (
         *("methods", "algorithm", "models", "settings", "metrics", *ROOT_FILES),
-        *(*ENGINE, "data.labeled", "data.positions"),
+        *(*ENGINE, "engine.inference", "engine.regression", "data.labeled", "data.positions"),
         *("fleet.base", "fleet.aggregate", "fleet.held_back"),
     ),
     "net": (

@@ -94,7 +94,7 @@ def plan(
     from semisfl.settings import lookup
 
     values = values_of(chosen_preset(preset, settings), settings)
-    chosen = choose_methods(methods) if methods is not None else []
+    chosen = choose_methods(methods, values) if methods is not None else []
     # Each method is planned with its own settings from the same preset; it does not read those of the others.
     others = [lookup.method(name) for name in (values.get("method", "semisfl"), *chosen)]
     config = configs.parse(values, others)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
-from semisfl.data.batches import RoundBatches, Views, draw_view
+from semisfl.data.batches import RoundBatches, Views, draw_view, make_view
 from semisfl.data.positions import draw_batches
 from semisfl.settings.config import Config
 from semisfl.settings.sections import LabeledView, View
@@ -65,6 +65,18 @@ class LabeledImages:
         return (
             self.normalized(images[first : first + batch]) for first in range(0, len(images), batch)
         )
+
+    @property
+    def labels(self) -> Tensor:
+        """Return the classes of the labelled images, int64 [n]."""
+        return self._labels
+
+    def views(self, weak: int) -> Tensor:
+        """Return every labelled image un-augmented, then all of them in ``weak`` weak views, as uint8."""
+        images, augmentation = self._batches.images, self._batches.augmentation
+        places, size = np.tile(np.arange(len(images)), weak), (images.shape[2], images.shape[3])
+        drawn = draw_view(augmentation, "weak", places, size, self._config.seed, "probe")
+        return torch.cat([images, make_view(images, drawn)])
 
     def class_mix(self, classes: int) -> Tensor:
         """Return the share of each class among the labels, [classes]; a class without images counts as half an image."""

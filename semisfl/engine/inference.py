@@ -33,6 +33,6 @@ def outputs(
 
 def _batch(model: nn.Module, images: Tensor) -> int:
     """Return the batch size: smaller for large images on a CPU, as a stop is noticed between batches only."""
-    if next(model.parameters()).device.type != "cpu":
+    if next(model.parameters(), images).device.type != "cpu":
         return BATCH
     return max(16, min(BATCH, BATCH * 3 * 32 * 32 // max(1, images[:1].numel())))

@@ -52,10 +52,38 @@ def use_generator(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """Return the BatchNorm layers of ``module`` in the order of its layers."""
+    """Return the BatchNorm layers of ``module`` that normalise by a batch in training, in the order of its layers."""
     return [
-        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(layer, _Stored)
     ]
+
+
+class _Stored(nn.Module):
+    """Stay in eval mode: BatchNorm then normalises by its stored statistics, also in training."""
+
+    def train(self, mode: bool = True) -> "_Stored":
+        return super().train(False)
+
+
+class StoredNorm1d(_Stored, nn.BatchNorm1d):
+    """BatchNorm of flat features by its stored statistics; scale and offset are trained."""
+
+
+class StoredNorm2d(_Stored, nn.BatchNorm2d):
+    """BatchNorm of pictures by its stored statistics; scale and offset are trained."""
+
+
+NORMS = {nn.BatchNorm1d: StoredNorm1d, nn.BatchNorm2d: StoredNorm2d}
+
+
+def keep_statistics(module: nn.Module) -> None:
+    """Let every BatchNorm in ``module`` normalise by the statistics that it has, which then never change."""
+    for layer in batchnorms(module):
+        if type(layer) in NORMS and layer.track_running_stats:
+            layer.__class__ = NORMS[type(layer)]
+            layer.eval()
 
 
 class Layers(nn.Sequential):
@@ -382,8 +410,9 @@ def plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 def plain_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
     """Return whether a layer is a BatchNorm that the fused kernels compute: with weights and running statistics."""
     # The class itself: one derived from it may have a forward of its own.
-    if type(layer) is not nn.BatchNorm1d and type(layer) is not nn.BatchNorm2d:
+    if type(layer) not in (*NORMS, *NORMS.values()):
         return False
+    assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
     return layer.affine and layer.track_running_stats
 
 

@@ -54,7 +54,7 @@ def _conv(layer: kinds.Conv, at: Placed) -> nn.Module:
 def _batchnorm(layer: kinds.BatchNorm, at: Placed) -> nn.Module:
     """Return BatchNorm for pictures or for flat features, whichever it is given."""
     kind = nn.BatchNorm2d if len(at.takes) == 3 else nn.BatchNorm1d
-    return kind(at.takes[0], layer.eps, layer.momentum)
+    return (layers.NORMS[kind] if layer.stored else kind)(at.takes[0], layer.eps, layer.momentum)
 
 
 def _layernorm(layer: kinds.LayerNorm, at: Placed) -> nn.Module:
@@ -209,7 +209,8 @@ def _conv_row(layer: nn.Conv2d, flow: Flow) -> dict[str, Any]:
 
 
 def _batchnorm_row(layer: nn.BatchNorm2d | nn.BatchNorm1d, flow: Flow) -> dict[str, Any]:
-    return {"kind": "batchnorm", "eps": layer.eps, "momentum": layer.momentum}
+    row = {"kind": "batchnorm", "eps": layer.eps, "momentum": layer.momentum}
+    return row | ({"stored": True} if type(layer) in layers.NORMS.values() else {})
 
 
 def _layernorm_row(layer: nn.LayerNorm, flow: Flow) -> dict[str, Any]:
@@ -264,6 +265,8 @@ WRITERS: dict[type[nn.Module], Callable[[Any, Flow], dict[str, Any]]] = {
     layers.PaddedConv: _conv_row,
     nn.BatchNorm2d: _batchnorm_row,
     nn.BatchNorm1d: _batchnorm_row,
+    layers.StoredNorm2d: _batchnorm_row,
+    layers.StoredNorm1d: _batchnorm_row,
     nn.GroupNorm: lambda layer, flow: {"kind": "groupnorm", "groups": layer.num_groups},
     nn.LayerNorm: _layernorm_row,
     layers.PositionNorm: _layernorm_row,

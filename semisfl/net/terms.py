@@ -18,7 +18,7 @@ from semisfl.net.frames import WireError
 from semisfl.net.ranges import check_images, check_settings
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
-from semisfl.settings.layer_kinds import Flatten, Layer, name_layers
+from semisfl.settings.layer_kinds import Flatten, Layer, name_layers, store_statistics
 from semisfl.settings.run import ModelConfig
 
 AGREED: dict[str, Any] = {
@@ -124,6 +124,8 @@ def layers_of(model: ModelConfig) -> tuple[list[tuple[str, Layer]], int | str | 
     """
     table = model.table
     layers = name_layers(MODELS[table].table() if isinstance(table, str) else table)
+    if model.weights is not None:
+        layers = [(name, store_statistics(layer)) for name, layer in layers]
     names = [name for name, _ in layers]
     if model.cut in names:
         return layers, names.index(str(model.cut)) + 1

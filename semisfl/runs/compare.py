@@ -142,10 +142,11 @@ class Job:
         return begin(self.config, out=self.path, **arguments)
 
 
-def choose_methods(names: str) -> list[str]:
+def choose_methods(names: str, values: Mapping[str, Any] | None = None) -> list[str]:
     """Return the names of the methods that ``a,b`` or ``all`` lists; raise `ConfigError` for one that is unknown."""
     if names.strip() == "all":
-        return list(catalog.METHODS)
+        pretrained = (values or {}).get("model", {}).get("weights") not in (None, "none")
+        return [name for name in catalog.METHODS if pretrained or name != "probe"]
     chosen = words_of(names)
     if not chosen:
         known = ", ".join(catalog.METHODS)

@@ -25,8 +25,10 @@ from semisfl.fleet.frozen import FrozenFleet
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
+from semisfl.methods.probe import fit_head
 from semisfl.metrics import RoundMetrics
 from semisfl.models.build import build_model, check_same, with_layers_of
+from semisfl.models.layers import keep_statistics
 from semisfl.models.own import Own, own_copy, stages_of
 from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.runs.pretrained import Pretrained
@@ -278,10 +280,16 @@ def assemble(
     own = own_copy(model, data.shape) if model is not None else None
     setup = fleet_setup(config, data, partition, hardware, own, network, stop)
     split_model, classes = setup.model, setup.classes
-    if weights is not None:
-        weights.copy_into(split_model, config.model.name, data.classes)
+    if config.model.weights is not None:
+        keep_statistics(split_model)
     images, labels = (part.to(hardware.device) for part in chosen(data, partition.labeled))
     labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
+    if weights is not None:
+        new = weights.copy_into(split_model, config.model.name, data.classes)
+        *_, (head, last) = split_model.top.named_children()
+        if head in new and isinstance(last, nn.Linear):
+            with hardware.arithmetic():
+                fit_head(split_model.whole(), labeled, classes)
     fleet = (make_fleet or make_clients)(setup)
     try:
         method = lookup.load(lookup.method(config.method).code)(

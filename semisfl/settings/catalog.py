@@ -200,6 +200,14 @@ METHODS = {
             cost="semisfl.methods.sizes:nothing",
         ),
         NamedMethod(
+            name="probe",
+            code="semisfl.methods.probe:Probe",
+            title="Linear probe",
+            summary="logistic regression on the untrained or given network's features of the labels; nothing is sent",
+            note="the weight decay is chosen by cross-validation on the labelled images",
+            cost="semisfl.methods.sizes:nothing",
+        ),
+        NamedMethod(
             name="semifl",
             code="semisfl.methods.semifl.method:SemiFL",
             title="SemiFL",

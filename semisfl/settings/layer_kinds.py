@@ -80,11 +80,15 @@ class Conv(LayerBase):
 
 
 class BatchNorm(LayerBase):
-    """Normalise each channel over the images of a batch; ``momentum`` is the weight of the newest batch."""
+    """Normalise each channel over the images of a batch; ``momentum`` is the weight of the newest batch.
+
+    With ``stored`` it normalises by its stored statistics in training too, and these stay as they are.
+    """
 
     kind: Literal["batchnorm"] = "batchnorm"
     eps: Epsilon = 1e-5
     momentum: float = Field(0.1, gt=0, le=1)
+    stored: bool = False
 
 
 class GroupNorm(LayerBase):
@@ -258,6 +262,18 @@ Gate.model_rebuild()
 def tables_in(layer: Layer) -> list[tuple[Layer, ...]]:
     """Return the body of a block, and its shortcut if it has one; nothing for a single layer."""
     return [getattr(layer, part) for part in ("body", "shortcut") if hasattr(layer, part)]
+
+
+def store_statistics(layer: Layer) -> Layer:
+    """Return the layer with every BatchNorm in it normalising by its stored statistics."""
+    parts: dict[str, Any] = {
+        part: tuple(map(store_statistics, getattr(layer, part)))
+        for part in ("body", "shortcut")
+        if hasattr(layer, part)
+    }
+    if isinstance(layer, BatchNorm):
+        parts["stored"] = True
+    return layer.model_copy(update=parts)
 
 
 def _check_table(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:

@@ -80,7 +80,7 @@ def test_a_usual_round_is_the_formulas(fleet: str, method: str, wire: str) -> No
     """The third round is a usual one: the first may send more, and so may one that chooses helpers."""
     rows, _, priced = finished(fleet, method, wire)
     cost = priced.usual
-    assert cost is not None and bool(cost.total) is (method != "supervised")
+    assert cost is not None and bool(cost.total) is (method not in ("supervised", "probe"))
     third = traffic_of(rows, priced)[2]
     assert third.exact
     assert third.clients == (dict.fromkeys(range(2), cost.by_kind()) if cost.total else {})

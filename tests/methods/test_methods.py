@@ -26,6 +26,8 @@ from semisfl.settings.catalog import METHODS
 from tests import toy
 from tests.sizes import sizes_of
 
+TRAINED = [name for name in METHODS if name != "probe"]
+"""The methods that take steps; the linear probe's tests are in test_probe."""
 ROUND_LOSSES = ("loss_supervised", "loss_semi")
 
 
@@ -33,7 +35,7 @@ ROUND_LOSSES = ("loss_supervised", "loss_semi")
     ("method", "own_table"),
     # A table of one's own reaches split methods one way and full-model methods another.
     [
-        *((method, False) for method in METHODS),
+        *((method, False) for method in TRAINED),
         ("semisfl", True),
         pytest.param("fedmatch", True, marks=pytest.mark.slow),
     ],
@@ -190,7 +192,7 @@ GOLDEN: dict[str, list[list[float]]] = {
 """By round: supervised, semi-supervised."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINED)
 def test_golden_losses(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     monkeypatch.setattr("semisfl.methods.fl2.method.PRETRAIN_ROUNDS", 1)
@@ -237,7 +239,7 @@ def test_resume_is_bit_identical(
     )
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
+@pytest.mark.parametrize("method", [name for name in TRAINED if name != "supervised"])
 def test_an_undone_attempt_leaves_no_trace(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients have computed and sent in it, and sums and optimisers have moved."""
     monkeypatch.setattr("semisfl.methods.fl2.method.PRETRAIN_ROUNDS", 0)

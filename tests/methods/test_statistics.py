@@ -170,7 +170,9 @@ def test_a_client_without_true_labels_says_nothing_by_class(method: str) -> None
     assert not [name for result in results for name in result.numbers if "/" in name]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("supervised", "fl2")])
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in ("supervised", "probe", "fl2")]
+)
 def test_all_labels_are_kept_with_a_threshold_of_zero(method: str) -> None:
     section = {"fedswitch-sl": "fedswitch"}.get(method, method)
     row = toy.assemble(

@@ -70,7 +70,7 @@ def test_settings_that_are_no_dictionary_get_one_sentence(values: Any) -> None:
             "teacher.ema_decay=-0.1",
             "teacher.ema_decay = -0.1: should be greater than or equal to 0",
         ),
-        ("method=fedavg", "method = 'fedavg' is not known; use semisfl, supervised, semifl"),
+        ("method=fedavg", "method = 'fedavg' is not known; use semisfl, supervised, probe, semifl"),
         ("wire.models=zip", "wire.models = 'zip' is not known; use fp32, fp16"),
         ("policy.codec=zip", "policy.codec = 'zip' is not known; use fp32, fp16"),
         (
@@ -231,7 +231,9 @@ def test_a_mistake_in_another_methods_section_is_still_refused() -> None:
 def test_a_run_writes_its_own_methods_section_alone() -> None:
     for method in ("semisfl", "fedmatch", "supervised", "fedswitch-sl"):
         written = tomllib.loads(to_toml(parse({"method": method})))
-        own = {"supervised": set(), "fedswitch-sl": {"fedswitch"}}.get(method, {method})
+        own = {"supervised": set(), "probe": set(), "fedswitch-sl": {"fedswitch"}}.get(
+            method, {method}
+        )
         assert {entry.section for entry in METHODS.values()} & written.keys() == own
         assert "krum" not in written["robust"]
 
