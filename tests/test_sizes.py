@@ -16,7 +16,7 @@ PLAIN = {"int", "float", "str", "bool", "Path"}
 BUDGETS = {
     "algorithm": 302,
     "attacks": 530,
-    "cli": 1335,
+    "cli": 1336,
     "costs": 702,
     "data": 1430,
     "engine": 631,
