@@ -116,11 +116,6 @@ def test_it_is_compared_with_the_others(tmp_path: Path, capsys: pytest.CaptureFi
     assert "fixmatch" not in lookup.unread_settings(PLACE) and "fl2" in lookup.unread_settings(
         PLACE
     )
-    assert main(["show", "digits", "--set", f"method={PLACE}", "fixmatch.labeled_view=strong"]) == 0
-    output = capsys.readouterr().out
-    assert 'labeled_view = "strong"         # augmentation of labelled images' in output
-    assert main(["show", "--set", f"method={PLACE}", "fixmatch.confidence=1"]) != 0
-    assert "did you mean 'fixmatch.confidence_threshold'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("reachable")

@@ -178,18 +178,6 @@ def test_compare_gives_means_and_a_picture_and_reuses_runs(
     assert {result["method"]: result["accuracy"] for result in report["results"]} == means
 
 
-def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--json"]) == 0
-    known = json.loads(capsys.readouterr().out)
-    assert "digits" in [entry["name"] for entry in known["presets"]]
-    assert {"semisfl", "supervised"} <= {entry["name"] for entry in known["methods"]}
-    models = {entry["name"]: entry for entry in known["models"]}
-    assert models["alexnet"]["bottom"] == 2_251_584
-    assert models["vgg16"]["top"] == 69_623_908
-    assert main(["list"]) == 0
-    assert "2,251,584" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", [*presets.PRESETS, "cifar10+as_published_code"])
 def test_run_accepts_the_output_of_show_as_a_file(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,9 +13,7 @@ from semisfl.costs.cuts import cut_of
 from semisfl.models import split as models
 from semisfl.models.build import build, build_model, uncut
 from semisfl.models.layers import (
-    ConvBlock,
     Dropout,
-    NormBlock,
     Residual,
     batchnorms,
     parts_of,
@@ -331,26 +329,6 @@ def test_the_head_of_a_model_of_ones_own_is_bounded() -> None:
     own = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 900, 10))
     model = build_model(presets.preset("digits"), (1, 30, 30), 10, own)
     assert model.features == 3600 and model.projector[0].out_features == 2048  # type: ignore[index]
-
-
-def test_which_layers_are_computed_as_one() -> None:
-    def kinds(name: str) -> list[object]:
-        parts = parts_of(build(name, (3, 32, 32), 10).bottom)
-        return [
-            part.pool
-            if isinstance(part, ConvBlock)
-            else (part.conv is not None, part.relu, part.pool)
-            if isinstance(part, NormBlock)
-            else type(part)
-            for part in parts
-        ]
-
-    assert kinds("alexnet") == [2, 2, 1, 1, 2, nn.Flatten]
-    assert kinds("cnn") == [2, 2, nn.Flatten]
-    one, pooled = (True, True, 1), (True, True, 2)
-    padded = [one, one, nn.MaxPool2d]  # its fourth pooling
-    assert kinds("vgg13") == [*[one, pooled] * 3, *padded, one, pooled, nn.Flatten]
-    assert kinds("wrn-28-2")[:3] == [one, Residual, Residual]
 
 
 def test_a_layer_derived_from_batchnorm_keeps_its_own_forward() -> None:

@@ -228,23 +228,6 @@ def test_a_client_sends_features_weights_and_counts_only(
         sent.clear()
 
 
-def test_images_of_another_size_are_resized_and_corrupt_ones_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    paths = image_folder(tmp_path / "images", 9, side=40)
-    paths[2].write_bytes(b"no image at all")
-    paths[5].write_bytes(paths[4].read_bytes()[:60])
-    images, skipped = load_images(tmp_path / "images", (3, SIDE, SIDE))
-    assert (images.shape, images.dtype, skipped) == ((7, 3, SIDE, SIDE), torch.uint8, 2)
-    assert f"'{paths[2].name}' is left out: it is no image of PNG" in caplog.text
-    assert f"'{paths[5].name}' is left out: " in caplog.text
-    with network(tiny(1)) as net:
-        with caplog.at_level("INFO", logger="semisfl"):
-            net.enrol(0, load=lambda shape: load_images(tmp_path / "images", shape))
-        assert net.fleet.image_counts() == {0: 7}
-    assert "client-0 skipped 2 images it could not read" in caplog.text
-
-
 # --- who is who -----------------------------------------------------------------------------------
 
 

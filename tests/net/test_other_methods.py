@@ -9,7 +9,6 @@ import pytest
 
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
-from semisfl.net.server import sessions
 from semisfl.net.terms import Terms
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -56,17 +55,6 @@ def test_a_device_without_it_is_refused_and_both_sides_say_why(
         allow = f", and let it join with --allow-method {PLACE}"
         assert reason + allow in str(client.error)
         assert any(reason in line for line in audited(caplog))
-
-
-def test_a_server_that_does_not_ask_is_refused_by_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sessions, "check_hello", lambda *_: None)
-    with network(settings(PLACE)) as net:
-        client = net.join(0)
-        until(lambda: client.error is not None)
-        assert isinstance(client.error, Rejected)
-        assert "neither installed here nor allowed by --allow-method" in str(client.error)
 
 
 def test_no_server_chooses_what_a_device_imports(

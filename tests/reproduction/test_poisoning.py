@@ -9,12 +9,10 @@ from reproduction.__main__ import main
 from reproduction.poisoning import grid as attack_grid
 from reproduction.poisoning.attacks import (
     ATTACKS,
-    TARGET,
     Known,
     PoisonedFleet,
     poisoned_fleet,
     poisoned_state,
-    stamped,
 )
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
@@ -92,21 +90,6 @@ def test_each_attack_sends_what_its_summary_says() -> None:
         wanted = (truth == (truth[row] + 1) % toy.CLASSES).nonzero().flatten()
         donors = honest[0].teacher[wanted]
         assert not len(wanted) or (donors == swapped.teacher[row]).all(1).any()
-
-
-def test_a_backdoor_pairs_its_pattern_with_the_targets_features() -> None:
-    honest, (fleet, seen) = two_steps("backdoor", share=0.0)[1][0], two_steps("backdoor")
-    mine = rows(honest, next(iter(fleet.attackers)))
-    truth, poisoned_step = honest.truth, seen[0]
-    assert truth is not None
-    for row in range(mine.start, mine.stop):
-        changed = not torch.equal(poisoned_step.student[row], honest.student[row])
-        assert changed == ((row - mine.start) % 2 == 0)
-    donors = honest.teacher[truth == TARGET]
-    assert (donors == poisoned_step.teacher[mine.start]).all(1).any()
-    image = torch.zeros(1, 3, 14, 14)
-    pattern = stamped(image, 9.0)
-    assert float(pattern.sum()) == 9.0 * 3 * 4 and not image.any()
 
 
 def test_attackers_bottoms_follow_no_policy() -> None:

@@ -60,21 +60,6 @@ def test_a_layer_used_twice_keeps_its_weights_between_rounds(method: str, tmp_pa
     assert resumed.history["loss_supervised"] == whole.history["loss_supervised"]
 
 
-def test_a_run_that_begins_anew_takes_first_weights_from_its_module_only_if_it_is_passed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The seed draws others, and before the first checkpoint the module's are on no disk."""
-    began = train(small("rounds=1"), model=own_model(), device="cpu", out=tmp_path / "run")
-    losses = []
-    for model in (own_model(), None):
-        for file in (tmp_path / "run").glob("*.safetensors"):
-            file.unlink()
-        caplog.clear()
-        losses.append(resume(tmp_path / "run", model=model, device="cpu").history["loss_semi"])
-        assert "beginning anew" in caplog.text
-    assert losses[0] == began.history["loss_semi"] != losses[1]
-
-
 class Called(nn.Module):
     """A module that calls its layers in order."""
 

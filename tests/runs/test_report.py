@@ -123,17 +123,6 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
         report.read_run(tmp_path / "r")
 
 
-def test_of_unfinished_runs_the_furthest_counts(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [10.0, None, None], rounds=9)
-    write_run(tmp_path / "b", [40.0, None, 45.0, None], rounds=9, seed=1)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
-    assert [run.path.name for run in group.runs] == ["b"]
-    assert [run.path.name for run in group.left_out] == ["a"]
-    assert report.summarise(group).accuracy.mean == 45.0
-    assert "no run is finished; numbers are those after round 3 of 9" in group.remark
-    assert plots._legend(group) == "SemiSFL (unfinished)"
-
-
 def test_seeds_on_other_images_are_not_averaged(tmp_path: Path) -> None:
     data = toy.dataset()
     for seed, one in enumerate((data, data, replace(data, images=255 - data.images))):

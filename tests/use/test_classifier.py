@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -92,18 +91,6 @@ def test_files_folders_and_pixels_are_told_apart(trained: Trained, images: Path)
     backwards = model.predict(DATA.test_images[:2].numpy()[::-1])
     torch.testing.assert_close(backwards.probabilities, expected.probabilities[:2].flip(0))
     assert len(model.predict(DATA.test_images[:0]).names) == 0
-
-
-def test_unreadable_images_are_listed_with_the_reason(trained: Trained, tmp_path: Path) -> None:
-    Image.fromarray(np.zeros((40, 20), np.uint8)).save(tmp_path / "grey.png")
-    (tmp_path / "text.png").write_text("no image")
-    content = (tmp_path / "grey.png").read_bytes()
-    (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
-    files = [tmp_path / name for name in ("grey.png", "text.png", "cut.png", "missing.png")]
-    predictions = load(trained("supervised")[0]).predict(files)
-    assert predictions.names == [str(files[0])], "grey becomes colour"
-    assert [skipped.image for skipped in predictions.skipped] == [str(file) for file in files[1:]]
-    assert "no image of PNG" in predictions.skipped[0].reason
 
 
 def test_images_become_grey_or_colour_as_the_model_needs(tmp_path: Path) -> None:
