@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from semisfl.engine import kernels
+from semisfl.engine.adamw import AdamW
 from semisfl.engine.graphs import Graphs
 from semisfl.engine.metering import Meter
 from semisfl.engine.sgd import SGD
@@ -61,6 +62,8 @@ class Hardware:
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:
             # Only then: the call imports torch's compiler, which takes seconds.
             torch.use_deterministic_algorithms(config.deterministic)
+        self.lasting: list[AdamW] = []
+        """Optimisers whose moments are part of the run's state, in the order in which they were made."""
         self._fused = cuda and kernels.register_cuda()
         self.streams = Streams(self.device, self.arithmetic)
         self.together = self.streams.together
@@ -105,6 +108,13 @@ class Hardware:
         It has no learning rate until `SGD.restart` gives it one.
         """
         return SGD(parameters, config, self.streams)
+
+    def optimizer(self, parameters: Iterable[Tensor], config: OptimizerConfig) -> SGD:
+        """Return the server's optimiser of ``parameters``; moments that live across rounds are added to ``lasting``."""
+        if config.kind == "sgd":
+            return self.sgd(parameters, config)
+        self.lasting.append(AdamW(parameters, config))
+        return self.lasting[-1]
 
     def meter(self) -> Meter:
         """Return sums over the steps of a round."""

@@ -7,7 +7,7 @@ during the backward pass, or all in one launch from gradients copied side by sid
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import compress, pairwise
+from itertools import compress, groupby, pairwise
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class SGD:
         self._momenta: list[Tensor] = []
         if self._copies:
             self._homes: list[Home] = [p.home for p in self._copies]
+            self._rates = {p.home.start: self.rate(p) for p in self._copies}
             self._weights = self._homes[0].weights
             self._momentum = torch.zeros(_room(self._homes), device=self.lr.device)
             self._momenta.append(self._momentum)
@@ -67,6 +68,10 @@ class SGD:
     def followed_by(self, average: MovingAverage[Any]) -> None:
         """Expect an update of ``average`` after every step; part of it is then done within the step."""
         self._average = average
+
+    def rate(self, parameter: Tensor) -> float:
+        """Return the parameter's share of the learning rate: layers marked as ``pretrained`` have one of their own."""
+        return self.config.pretrained_share if getattr(parameter, "pretrained", False) else 1.0
 
     @property
     def _one_by_one(self) -> bool:
@@ -152,11 +157,7 @@ class SGD:
         summed = bool(self._copies) and self._weights.base is not None
         assert summed or not any(regularisers), "regularisers are those of a sum"
         by_parameter = dict(zip(map(id, self.parameters), gradients, strict=True))
-        share = None
-        if clip_norm is not None:
-            there = [gradient for gradient in gradients if gradient is not None]
-            norm = torch.stack(torch._foreach_norm(there, dtype=torch.float32)).norm()
-            share = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        share = None if clip_norm is None else share_within(gradients, clip_norm)
         if self._copies:
             self._step_copies([by_parameter[id(p)] for p in self._copies], share, regularisers)
         if self._plain:
@@ -173,13 +174,17 @@ class SGD:
             for home, gradient in zip(self._homes, gradients, strict=True):
                 self._step_rows(home, self._flat(home, gradient), None, share, regularisers)
             return
-        parts: list[Tensor] = []
-        for home, gradient in zip(self._homes, gradients, strict=True):
-            parts.append(self._flat(home, gradient))
-            parts.append(self._zeros[: home.stop - home.start - home.size])
-        first, last = self._homes[0], self._homes[-1]
-        span = Home(self._weights, first.start, last.stop - first.start)
-        self._step_rows(span, torch.cat(parts), None, share, regularisers)
+        together = zip(self._homes, gradients, strict=True)
+        for _, group in groupby(together, lambda pair: self._rates[pair[0].start]):
+            homes, parts = [], []
+            for home, gradient in group:
+                homes.append(home)
+                parts += [
+                    self._flat(home, gradient),
+                    self._zeros[: home.stop - home.start - home.size],
+                ]
+            span = Home(self._weights, homes[0].start, homes[-1].stop - homes[0].start)
+            self._step_rows(span, torch.cat(parts), None, share, regularisers)
 
     def _flat(self, home: Home, gradient: Tensor | None) -> Tensor:
         """Return a parameter's gradient in flat order; zero if it was not used: momentum and decay go on."""
@@ -196,13 +201,16 @@ class SGD:
         """Step the rows of ``home`` along ``share`` times the gradient, and move an average along with them."""
         assert self._weights.work is not None
         config, base = self.config, self._weights.base
+        rate = self._rates[home.start]
+        if rate != 1:  # a share of gradient and decay is that share of the learning rate
+            share = torch.full_like(self.lr, rate) if share is None else share * rate
         sgd_step(
             home.of(self._weights.master),
             home.of(self._weights.work),
             home._replace(start=home.start - self._homes[0].start).of(self._momentum),
             gradient,
             self.lr,
-            config.weight_decay,
+            config.weight_decay * rate,
             config.momentum,
             config.momentum > 0,  # Nesterov's form, as in the authors' code
             *(average.along(home) if average is not None else ()),
@@ -218,27 +226,38 @@ class SGD:
             gradients = [
                 row for p, g in zip(self._plain, gradients, strict=True) for row in _slots(p, g)
             ]
-        used = [gradient is not None for gradient in gradients]
-        parameters = list(compress(self._plain_rows, used))
-        there = [
-            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+        rates = [
+            None if g is None else self.rate(p)
             for p, g in zip(self._plain_rows, gradients, strict=True)
-            if g is not None
         ]
-        momenta = list(compress(self._plain_momenta, used))
-        if there:
+        for rate in sorted({one for one in rates if one is not None}):
+            used = [one == rate for one in rates]
+            parameters = list(compress(self._plain_rows, used))
+            there = [
+                g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+                for p, g in zip(parameters, compress(gradients, used), strict=True)
+                if g is not None
+            ]
+            momenta = list(compress(self._plain_momenta, used))
             torch._fused_sgd_(
                 parameters,
                 there,
                 momenta,
                 weight_decay=self.config.weight_decay,
                 momentum=self.config.momentum,
-                lr=self.lr,
+                lr=self.lr if rate == 1 else self.lr * rate,
                 dampening=0.0,
                 nesterov=self.config.momentum > 0,
                 maximize=False,
                 is_first_step=False,
             )
+
+
+def share_within(gradients: Sequence[Tensor | None], clip_norm: float) -> Tensor:
+    """Return the share of the gradients that keeps their joint norm within ``clip_norm``."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    norm = torch.stack(torch._foreach_norm(there, dtype=torch.float32)).norm()
+    return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 def _slots(parameter: Tensor, value: Tensor | None) -> Sequence[Tensor | None]:

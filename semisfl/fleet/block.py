@@ -114,7 +114,7 @@ class ClientBlock(ClientsHere):
                 # A labeller that follows the student with decay 0 is the student.
                 self._teachers.load(bottom, slot)
                 self._decay[slot] = 0.0
-        self._sgd.restart(plan.lr)
+        self._sgd.restart(plan.lr * self.config.optimizer.pretrained_share)
         self.batches.start_from((plan.index, plan.active, plan.steps), self._make_views)
         if plan.next_active:
             key = (plan.index + 1, plan.next_active, plan.steps)

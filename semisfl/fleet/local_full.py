@@ -92,7 +92,7 @@ class Slot:
             seeds.derive(self._config.seed, "dropout", round_plan.index, client)
         )
         for sgd in self._sgd.values():
-            sgd.restart(round_plan.lr)
+            sgd.restart(round_plan.lr * self._config.optimizer.pretrained_share)
         self._received: dict[str, State] = {}
         for name, state in round_plan.held.get(client, {}).items():
             self._received[name] = roundtrip_state(state, self._config.wire.models)
@@ -225,7 +225,9 @@ class Slot:
         if id(model) not in self._sgd:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._sgd[id(model)] = SGD(trained, self._config.optimizer)
-            self._sgd[id(model)].restart(float(self._round.lr))
+            self._sgd[id(model)].restart(
+                float(self._round.lr) * self._config.optimizer.pretrained_share
+            )
         self._sgd[id(model)].descend(loss, clip_norm=clip_norm, regularisers=regularisers)
 
 

@@ -42,7 +42,7 @@ class FedSwitchSL:
             self.ema.model.get_submodule(part) for part in ("bottom", "top")
         )
         self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
-        self.server_sgd = setup.hardware.sgd(self.top.parameters(), config.optimizer)
+        self.server_sgd = setup.hardware.optimizer(self.top.parameters(), config.optimizer)
         self.active: tuple[int, ...] = ()
         # By position among the active clients; updated in place, because the step reads it.
         self.by_teacher = torch.ones(

@@ -36,7 +36,7 @@ class SupervisedPhase:
         self.labeled, self.model, self.ema, self.clip_norm = setup.labeled, model, ema, clip_norm
         self.view = view or setup.config.labeled_view
         self.dropout = ServerDropout(setup)
-        self.sgd = setup.hardware.sgd(model.parameters(), setup.config.optimizer)
+        self.sgd = setup.hardware.optimizer(model.parameters(), setup.config.optimizer)
         if ema is not None:
             ema.pair_with(self.sgd)
         self.meter = setup.hardware.meter()

@@ -39,8 +39,8 @@ class SemiSFL:
         self.setup, self.config, self.together = setup, config, hardware.together
         self.fleet, self.labeled = setup.fleet, setup.labeled
         self.student = student = hardware.working_copy(setup.model)
-        self.supervised_sgd = hardware.sgd(student.parameters(), config.optimizer)
-        self.server_sgd = hardware.sgd(
+        self.supervised_sgd = hardware.optimizer(student.parameters(), config.optimizer)
+        self.server_sgd = hardware.optimizer(
             [*student.top.parameters(), *student.projector.parameters()], config.optimizer
         )
         self.ema = Teacher(student, config.teacher.ema_decay, config.teacher.warmup)

@@ -37,6 +37,7 @@ TERMS: Mapping[str, Range] = {
     "clients.steps": Range(1, 1_000_000),
     "optimizer.lr": Range(0, 100),
     "optimizer.lr_min": Range(0, 100),
+    "optimizer.lr_pretrained": Range(0, 100),
     "optimizer.momentum": Range(0, 1),
     "optimizer.weight_decay": Range(0, 1),
     "teacher.ema_decay": Range(0, 1),

@@ -31,7 +31,7 @@ from semisfl.models.build import build_model, check_same, with_layers_of
 from semisfl.models.layers import keep_statistics
 from semisfl.models.own import Own, own_copy, stages_of
 from semisfl.runs.portable import Description, answering_weights, describe
-from semisfl.runs.pretrained import Pretrained
+from semisfl.runs.pretrained import Pretrained, mark_pretrained
 from semisfl.runs.run_data import (
     check_clients,
     check_partition,
@@ -110,6 +110,7 @@ class Experiment:
             "method": self.method.state_dict(),
             "fleet": self.fleet.state_dict(),
             "traffic": self.fleet.traffic.state_dict(),
+            "optimizers": [one.state_dict() for one in self.hardware.lasting],
         }
 
     def model_state(self, tested: RoundMetrics | None) -> dict[str, Any]:
@@ -141,6 +142,10 @@ class Experiment:
         What the fleet knows of its clients stays: some may have connected since.
         """
         self.method.load_state_dict(before["method"])
+        for optimizer, state in zip(
+            self.hardware.lasting, before.get("optimizers", []), strict=True
+        ):
+            optimizer.load_state_dict(state)
         self.fleet.traffic.load_state_dict(before["traffic"])
 
 
@@ -280,16 +285,19 @@ def assemble(
     own = own_copy(model, data.shape) if model is not None else None
     setup = fleet_setup(config, data, partition, hardware, own, network, stop)
     split_model, classes = setup.model, setup.classes
-    if config.model.weights is not None:
-        keep_statistics(split_model)
+    new = list(resumed["model"]["description"].get("new_layers", ())) if resumed else []
     images, labels = (part.to(hardware.device) for part in chosen(data, partition.labeled))
     labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
+    if config.model.weights is not None:
+        keep_statistics(split_model)
     if weights is not None:
         new = weights.copy_into(split_model, config.model.name, data.classes)
         *_, (head, last) = split_model.top.named_children()
         if head in new and isinstance(last, nn.Linear):
             with hardware.arithmetic():
                 fit_head(split_model.whole(), labeled, classes)
+    if config.model.weights is not None:
+        mark_pretrained(split_model, new)
     fleet = (make_fleet or make_clients)(setup)
     try:
         method = lookup.load(lookup.method(config.method).code)(
@@ -305,6 +313,7 @@ def assemble(
         validation = images.to(hardware.device), labels.to(hardware.device)
     holdings = count(partition, data.labels.numpy(), data.classes)
     described = describe(config, data, partition, network_name, own)
+    described = replace(described, new_layers=tuple(new))
     if partition.clients:
         holdings = replace(holdings, images=described.digests["images"])
     return Experiment(

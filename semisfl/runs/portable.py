@@ -74,6 +74,8 @@ class Description:
     """Rounds done when the model was tested."""
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes sent between server and clients in training, by kind and direction."""
+    new_layers: tuple[str, ...] = ()
+    """Layers that did not begin with ``model.weights``, where a run has weights."""
     digests: dict[str, str] = field(default_factory=dict)
     """SHA-256 of pixels and labels: of the ``labeled`` images, and of those that ``accuracy`` is ``judged`` on.
 

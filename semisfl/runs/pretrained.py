@@ -108,6 +108,13 @@ class Pretrained:
         return new
 
 
+def mark_pretrained(model: SplitModel, new: Sequence[str]) -> None:
+    """Mark the parameters of all layers but the ``new`` ones: optimisers step them by ``optimizer.lr_pretrained``."""
+    for name, parameter in model.whole().named_parameters():
+        layer = name.partition(".")[2].replace(".body.", ".").rpartition(".")[0]
+        parameter.pretrained = layer not in new  # type: ignore[attr-defined]
+
+
 def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """Return the tensors in a file by the names they have here, and the description in a file of this package.
 

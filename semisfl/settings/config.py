@@ -36,6 +36,14 @@ from semisfl.settings.sections import Kind, LabeledView, OpenSection, one_line
 from semisfl.settings.sections import Section as Section
 from semisfl.settings.sections import known_keys as known_keys
 
+PRETRAINED_OPTIMIZER: dict[str, Any] = {
+    "kind": "adamw",
+    "lr": 3e-3,
+    "lr_pretrained": 3e-4,
+    "lr_min": 0.0,
+    "weight_decay": 0.02,
+}
+"""The defaults of ``[optimizer]`` if ``model.weights`` is set and neither its kind nor its rate is."""
 ALL_KEYS = "`semisfl show digits` lists all keys"
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 _SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
@@ -146,12 +154,21 @@ class Config(OpenSection):
 
 
 def _pretrained_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections whose defaults are others if ``model.weights`` is set: ``data.size`` is their usual side."""
+    """Return the sections whose defaults are others if ``model.weights`` is set.
+
+    ``data.size`` is the usual side of the weights' images, and the optimiser is `PRETRAINED_OPTIMIZER`.
+    """
     model, data = values.get("model"), values.get("data", {})
     if not isinstance(model, Mapping) or not isinstance(data, Mapping):
         return {}
+    changed, optimizer = {}, values.get("optimizer", {})
     side = catalog.usual_side(str(model.get("weights", "none")), str(model.get("name")))
-    return {"data": {**data, "size": side}} if side and data.get("size") in (None, "none") else {}
+    if side and data.get("size") in (None, "none"):
+        changed["data"] = {**data, "size": side}
+    unset = isinstance(optimizer, Mapping) and not {"kind", "lr"} & optimizer.keys()
+    if unset and model.get("weights") not in (None, "none"):
+        changed["optimizer"] = {**PRETRAINED_OPTIMIZER, **optimizer}
+    return changed
 
 
 @cache

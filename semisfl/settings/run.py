@@ -196,9 +196,22 @@ class ModelConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """``[optimizer]``: SGD, the same on the server and on the clients, with a cosine schedule over all rounds."""
+    """``[optimizer]``: how the weights are stepped, with a cosine schedule over all rounds.
+
+    ``kind`` is the server's optimiser; clients that train always use SGD.
+    """
+
+    kind: Literal["sgd", "adamw"] = Field(
+        "sgd",
+        description="the server's optimiser; adamw: its moments live across rounds, and its rate rises over the first 50 steps",
+    )
 
     lr: float = Field(0.02, gt=0, description="learning rate of the first round, eta")
+    lr_pretrained: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate of layers whose weights came from model.weights, and of clients that train, in the first round; none: lr",
+    )
     lr_min: float = Field(
         0.005, ge=0, description="learning rate at the end of the cosine schedule"
     )
@@ -206,6 +219,11 @@ class OptimizerConfig(Section):
         0.9, ge=0, lt=1, description="Nesterov momentum of SGD, reset each round; 0: plain SGD"
     )
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of every parameter")
+
+    @property
+    def pretrained_share(self) -> float:
+        """Return the learning rate of pretrained layers as a share of that of new ones."""
+        return 1.0 if self.lr_pretrained is None else self.lr_pretrained / self.lr
 
 
 class TeacherConfig(Section):

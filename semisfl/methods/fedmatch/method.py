@@ -94,7 +94,7 @@ class FedMatch:
         for name, parameter in self.psi.named_parameters():
             parameter.mul_(PSI_FACTOR if name in self.names else 0.0)
         self.dropout = ServerDropout(setup)
-        self.sgd = setup.hardware.sgd(self.sigma.parameters(), config.optimizer)
+        self.sgd = setup.hardware.optimizer(self.sigma.parameters(), config.optimizer)
         self.meter = setup.hardware.meter()
         self.supervised_step = setup.make_step(self._supervised_step)
         self.work = FedMatchWork()
