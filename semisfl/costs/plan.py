@@ -10,7 +10,7 @@ from semisfl.costs.cuts import every_cut
 from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.fleet.base import draw_active
 from semisfl.settings import catalog, lookup
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, ConfigError
 
 ROUNDS = 20
 """A plan's seconds are the mean of so many rounds, because connection speeds vary."""
@@ -157,6 +157,10 @@ def make(
     configuration with another method; by default the other methods have ``config``. ``others`` are further
     methods, which may be named by their path.
     """
+    if config.clients.bottom == "frozen":
+        raise ConfigError(
+            "clients.bottom = 'frozen': a plan knows the costs of trained bottoms alone; leave it out"
+        )
     own = RoundCosts.of(config, images)
     entries = dict(catalog.METHODS)
     for name in (config.method, *others):

@@ -143,10 +143,20 @@ class Job:
 
 
 def choose_methods(names: str, values: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the names of the methods that ``a,b`` or ``all`` lists; raise `ConfigError` for one that is unknown."""
+    """Return the names of the methods that ``a,b`` or ``all`` lists; raise `ConfigError` for one that is unknown.
+
+    ``all`` leaves out what the settings ``values`` do not allow: the probe without trained weights, and whole-model
+    methods with a frozen bottom.
+    """
     if names.strip() == "all":
-        pretrained = (values or {}).get("model", {}).get("weights") not in (None, "none")
-        return [name for name in catalog.METHODS if pretrained or name != "probe"]
+        values = values or {}
+        pretrained = values.get("model", {}).get("weights") not in (None, "none")
+        frozen = values.get("clients", {}).get("bottom") == "frozen"
+        return [
+            name
+            for name, entry in catalog.METHODS.items()
+            if (pretrained or name != "probe") and not (frozen and entry.works)
+        ]
     chosen = words_of(names)
     if not chosen:
         known = ", ".join(catalog.METHODS)
