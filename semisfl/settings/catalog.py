@@ -203,7 +203,7 @@ METHODS = {
             name="probe",
             code="semisfl.methods.probe:Probe",
             title="Linear probe",
-            summary="logistic regression on the untrained or given network's features of the labels; nothing is sent",
+            summary="logistic regression on the features of the first weights; nothing is sent",
             note="the weight decay is chosen by cross-validation on the labelled images",
             cost="semisfl.methods.sizes:nothing",
         ),
