@@ -14,48 +14,24 @@ PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 
 
-class FakeMLflow(types.ModuleType):
-    """The functions of MLflow that the page uses."""
+class Fake(types.ModuleType):
+    """A tracker that notes every call, whatever its name; a run is the module itself."""
 
-    def __init__(self) -> None:
-        super().__init__("mlflow")
-        self.calls: list[Any] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[str, dict[str, Any]]] = []
 
-    def start_run(self, run_name: str | None = None) -> None:
-        self.calls.append(("start", run_name))
+    def __getattr__(self, name: str) -> Any:
+        def noted(*values: Any, **named: Any) -> "Fake":
+            self.calls.append((name, {**dict(enumerate(values)), **named}))  # type: ignore[dict-item]
+            return self
 
-    def log_params(self, params: dict[str, Any]) -> None:
-        self.calls.append(("params", params))
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        assert all(isinstance(value, int | float) for value in metrics.values())
-        self.calls.append((step, metrics))
-
-    def end_run(self) -> None:
-        self.calls.append("end")
-
-
-class FakeWandB(types.ModuleType):
-    """The functions of Weights & Biases that the page uses; a run is the module itself."""
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.calls: list[Any] = []
-
-    def init(self, project: str, name: str | None, config: dict[str, Any]) -> "FakeWandB":
-        self.calls.append(("start", project, name, config["method"]))
-        return self
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.calls.append((step, values))
-
-    def finish(self) -> None:
-        self.calls.append("end")
+        return noted
 
 
 @pytest.fixture
-def trackers(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMLflow, FakeWandB]:
-    fakes = FakeMLflow(), FakeWandB()
+def trackers(monkeypatch: pytest.MonkeyPatch) -> list[Fake]:
+    fakes = [Fake("mlflow"), Fake("wandb")]
     for fake in fakes:
         monkeypatch.setitem(sys.modules, fake.__name__, fake)
     return fakes
@@ -70,7 +46,7 @@ def test_the_examples_run_one_after_the_other(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    trackers: tuple[FakeMLflow, FakeWandB],
+    trackers: list[Fake],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
@@ -82,8 +58,8 @@ def test_the_examples_run_one_after_the_other(
     assert "round 2: " in printed and "latest.safetensors is " in printed
     assert "\nTrue 2 4\n" in printed
     assert len(names["result"].history["loss_semi"]) == 4
-    for fake in trackers:
-        steps = [call[0] for call in fake.calls if isinstance(call[0], int)]
-        assert fake.calls[0][0] == "start" and steps == [0, 1, 2, 3] and fake.calls[-1] == "end"
-        last = next(call[1] for call in fake.calls if call[0] == 3)
-        assert {"accuracy", "loss_semi", "bytes_total"} <= {*last}
+    for fake, ends in zip(trackers, (("start_run", "end_run"), ("init", "finish")), strict=True):
+        assert (fake.calls[0][0], fake.calls[-1][0]) == ends
+        logged = [call for _, call in fake.calls if "step" in call]
+        assert [call["step"] for call in logged] == [0, 1, 2, 3]
+        assert {"accuracy", "loss_semi", "bytes_total"} <= {*logged[-1][0]}  # type: ignore[index]

@@ -204,21 +204,6 @@ class Bare(SemiSFL):
 """
 
 
-def test_a_method_is_derived_from_one_of_this_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "other.py").write_text(DERIVED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    settings = toy.values("other:Mine", "rounds=1", "semisfl.temperature=0.5", *toy.FLAT)
-    result = train(settings, data=toy.dataset(), device="cpu")
-    ours = toy.values("semisfl", "rounds=1", "semisfl.temperature=0.5", *toy.FLAT)
-    assert result.accuracy == train(ours, data=toy.dataset(), device="cpu").accuracy
-    with pytest.raises(
-        ConfigError, match=r"other:Bare asks for SemiSFLSettings, which .* attribute `entry`"
-    ):
-        train(toy.values("other:Bare", *toy.FLAT), data=toy.dataset(), device="cpu")
-
-
 def test_a_derived_method_may_add_settings_to_those_of_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

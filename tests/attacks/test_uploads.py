@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from semisfl.attacks import uploads
 from semisfl.attacks.uploads import Client, count_rebuilt, curious, malicious, solve_inputs
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.settings.config import parse
@@ -81,13 +80,3 @@ def test_a_change_is_solved_exactly_and_a_known_noise_is_weighed() -> None:
     guess = solve_inputs(change, gradients, 1e6, prior)
     assert torch.allclose(guess, prior.mean(0).expand_as(guess), atol=1e-3)
     assert count_rebuilt(inputs, inputs)[0] == 6 and count_rebuilt(-inputs, inputs)[0] == 0
-
-
-def test_the_weights_of_steps_are_those_of_the_optimiser() -> None:
-    config = parse({}).optimizer.model_copy(update={"weight_decay": 0.0})
-    weight = torch.zeros(3, requires_grad=True)
-    sgd = torch.optim.SGD([weight], config.lr, momentum=config.momentum, nesterov=True)
-    for step in range(3):  # entry i has a gradient in step i only
-        weight.grad = torch.eye(3)[step]
-        sgd.step()
-    assert torch.allclose(-weight.detach(), torch.tensor(uploads._weights_of_steps(config, 3)))

@@ -136,24 +136,6 @@ def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
     assert tomllib.loads(Path("r/config.toml").read_text())["stop"] == {"patience": 9}
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_compare_stops_runs_at_a_limit_and_continues_them_with_a_later_one(
-    images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["compare", "--methods", "supervised", "--seeds", "1", "--out", "table"]
-    words += [*TINY, f"data.name={images}"]
-    assert main([*words, "stop.hours=1e-9"]) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    ending = "1 of 1 runs ended by a limit: table/supervised-seed0 (stop.hours, round 1 of 2)"
-    assert ending in output
-    assert main([*words, "stop.hours=1e-9"]) == 0
-    assert "1 of 1 runs are finished in table and are reused" in capsys.readouterr().err
-    assert main([*words, "--json"]) == 0
-    printed = capsys.readouterr()
-    assert "reused" not in printed.err
-    assert json.loads(printed.out)["results"][0]["rounds"] == 2
-
-
 def test_compare_gives_means_and_a_picture_and_reuses_runs(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,21 +61,6 @@ def test_operations_are_those_torch_counts(name: str) -> None:
         assert counter.get_total_flops() == ours > 0
 
 
-def test_a_grouped_convolution_sees_its_own_group_of_channels_alone() -> None:
-    """Six channels in three groups: each of the 12 kernels has 2 x 3 x 3 weights, at 6 x 6 places."""
-    layers = [
-        {"kind": "conv", "channels": 6, "kernel": 3},
-        {"kind": "conv", "channels": 12, "kernel": 3, "groups": 3},
-        *({"kind": "flatten"}, {"kind": "linear"}),
-    ]
-    cut = cut_of(settings(layers=layers), (3, 10, 10), 4)
-    grouped = cut.layers[1]
-    assert grouped.flops == 2 * (12 * 6 * 6) * (2 * 3 * 3)
-    assert grouped.parameters == 12 * (2 * 3 * 3) + 12
-    first, linear = 2 * (6 * 8 * 8) * (3 * 3 * 3), 2 * (12 * 6 * 6) * 4
-    assert cut.flops == first + grouped.flops + linear
-
-
 def test_memory_by_hand() -> None:
     """The digits' CNN up to its first pooling: weights and activations of two images."""
     options = settings(name="cnn", cut="pool1")

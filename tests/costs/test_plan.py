@@ -27,6 +27,7 @@ def test_a_plan_by_hand() -> None:
     expected = {
         "semisfl": (2 * bottom + features, bottom + 2 * features),
         "supervised": (0, 0),
+        "probe": (0, 0),
         "semifl": (full_model, full_model),
         "fedmatch": (2 * full_model, full_model),
         "fedswitch": (2 * full_model, full_model),

@@ -5,7 +5,7 @@ import torch
 
 from semisfl.fleet.base import Features
 from semisfl.fleet.held_back import HeldBack
-from semisfl.methods.influence import NO_LABEL, Influence, _median
+from semisfl.methods.influence import NO_LABEL, Influence
 from semisfl.runs.loop import run_rounds
 from tests import toy
 
@@ -140,16 +140,6 @@ def test_a_class_has_keys_of_several_clients() -> None:
     # 1; who shows a class alone keeps one.
     assert result.tolist() == [1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0]
     assert limited().as_positives(inputs, labels, result) is result, "1: no limit"
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 6])
-def test_the_median_is_taken_over_the_clients_present(count: int) -> None:
-    values = torch.randn(6)
-    there = torch.arange(6) < count
-    assert float(_median(values, there)) == pytest.approx(
-        float(values[:count].quantile(0.5)), abs=1e-6
-    )
-    assert _median(values, there & False) == torch.inf
 
 
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl"])

@@ -1,9 +1,6 @@
 """Servers that ask for something else than their terms say: a device refuses and ends its part."""
 
-import asyncio
-import contextlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +17,28 @@ from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.messages import SMALL
 from semisfl.net.terms import Terms, placed_model
+from semisfl.settings.config import Config
 from semisfl.settings.layer_kinds import MAX_LAYERS
 from semisfl.settings.policy import DevicePolicy
-from tests.net.harness import CLASSES, SIDE, Client, Network, network, tiny, toy_data, until
-from tests.net.rogue_server import Peer, RogueServer, Script, changed, terms
+from tests.net.harness import CLASSES, SIDE, Network, network, tiny, until
 
 HEAD = [{"kind": "flatten"}, {"kind": "linear"}]
+
+
+def terms(config: Config | None = None) -> str:
+    """Return honest terms as JSON."""
+    return Terms(config or tiny(), (1, SIDE, SIDE), CLASSES, (0.5,), (0.5,)).to_json()
+
+
+def changed(text: str, path: str, value: Any) -> str:
+    """Return terms with another value at a dotted ``path``, such as ``config.clients.batch``."""
+    plain = json.loads(text)
+    *sections, leaf = path.split(".")
+    target = plain
+    for section in sections:
+        target = target[section]
+    target[leaf] = value
+    return json.dumps(plain)
 
 
 def refusal(net: Network) -> str:
@@ -219,48 +232,19 @@ def test_a_model_that_leaves_one_side_nothing_to_train_is_refused(cut: int, side
 # --- frames out of turn --------------------------------------------------------------------------
 
 
-@contextmanager
-def meeting(script: Script, **owner: Any) -> Iterator[tuple[Client, RogueServer]]:
-    """Let a device meet a server that runs ``script``, to its end."""
-    data, partition = toy_data(1)
-    with contextlib.closing(RogueServer(script)) as server:
-        images = data.images[partition.clients[0]]
-        client = Client(f"127.0.0.1:{server.port}", images, "one", **owner)
-        assert server.ended.wait(30)
-        yield client, server
-        client.device.stop()
-        client.join(30)
-
-
 def test_a_split_round_is_no_part_of_terms_that_send_whole_models() -> None:
-    text = terms(tiny(1, method="fedswitch"))
-
-    async def script(peer: Peer) -> None:
-        await peer.enrol(text)
-        await peer.split(text)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(peer.hears(), 2)
-
-    with meeting(script, policy=DevicePolicy(full_models=True)) as (client, server):
-        assert [item.kind for item in server.received] == ["hello", "ready"]
-        assert client.link.owner.allowance.spent == Spent()
+    with network(tiny(1, method="fedswitch", network={"deadline": 1.0})) as net:
+        net.join_all()
+        method: Any = net.experiment.method
+        bottom = method.student.get_submodule("bottom").state_dict()
+        net.fleet.start_round(SplitRound(0, (0,), 2, 0.02, bottom, bottom))
+        with pytest.raises(RoundAborted):
+            net.fleet.forward()
+        assert {kind for kind, way, _ in net.fleet.traffic.counts if way == "up"} == set()
+        assert net.clients[0].link.owner.allowance.spent == Spent()
 
 
 def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:
     with network(tiny(1)) as net:
         net.join_all()
         assert set(net.clients[0].device.beginnings) == {"split", "split_alone"}
-
-
-def test_a_refusal_tells_nothing_of_other_servers() -> None:
-    """The device's owner reads the numbers; they count what every server got."""
-    allowance = Allowance()
-    allowance.spent = Spent(3, 737, 0.0)
-
-    async def script(peer: Peer) -> None:
-        await peer.welcome(terms())
-
-    owner = {"policy": DevicePolicy(uses_per_image=700), "allowance": allowance}
-    with meeting(script, **owner) as (_, server):
-        assert server.received[-1].fields == {"reason": "its owner's quotas are used up"}
-        assert server.received[-1].kind == "refusal"

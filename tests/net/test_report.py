@@ -4,19 +4,21 @@ import json
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from semisfl.cli.main import main
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.counts import amount
+from tests.cli.test_cli import write_images
 from tests.net.harness import Network, certificates, network, tiny
-from tests.net.rogue_server import folder_of_images
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = folder_of_images(tmp_path / "images", 6)
+    folder = tmp_path / "images"
+    write_images(folder, 6, np.random.default_rng(0))
     (folder / "broken.png").write_bytes(b"no image")
     return folder
 

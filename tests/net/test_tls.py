@@ -240,20 +240,6 @@ def test_a_server_does_not_start_with_an_expired_certificate(tmp_path: Path) -> 
         pass
 
 
-def test_a_server_certificate_that_expires_while_it_runs_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = authority(tmp_path, server={"valid_until": NOW + timedelta(minutes=30)})
-    with network(tiny(1), certificates=place) as net:
-        net.enrol(0)
-        an_hour_passes(monkeypatch)
-        for _ in range(3):
-            net.fleet.wait_ready()
-        assert net.fleet.present() == [0]
-        (line,) = lines(caplog, "nobody can connect")
-        assert "server.crt expired on" in line and "certs renew --server" in line
-
-
 def test_a_certificate_that_expires_while_connected_ends_its_session(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

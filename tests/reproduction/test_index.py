@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from reproduction import records
 from reproduction.paper.exhibits import EXHIBITS
 from reproduction.paper.grid import Cell
-from reproduction.paper.index import RunIndex, chosen, missing
+from reproduction.paper.index import RunIndex, missing
 from semisfl.runs.compare import Job
-from semisfl.settings.config import ConfigError
 from tests.reproduction.fakes import digits_cell, leave_run
 
 
@@ -60,15 +57,6 @@ def test_a_stand_in_is_used_and_named_if_the_papers_set_has_no_run(tmp_path: Pat
     leave_run(tmp_path / "real", cell.config(), [20.0])
     result = index().result(cell)
     assert result.data == "" and result.runs[0].path.name == "real"
-
-
-def test_only_selects_cells_by_whole_words() -> None:
-    cells = [digits_cell(method) for method in ("semisfl", "supervised", "fedswitch-sl")]
-    assert chosen(cells, []) == cells
-    assert chosen(cells, ["supervised, SemiSFL"]) == cells[:2]
-    assert chosen(cells, ["digits", "supervised"]) == cells[1:2]
-    with pytest.raises(ConfigError, match=r"'fedswitch' fits no cell.*fedswitch-sl"):
-        chosen(cells, ["fedswitch"])  # a part of a name does not match
 
 
 def test_the_committed_runs_fill_their_cells(index: RunIndex) -> None:

@@ -9,10 +9,8 @@ from reproduction.__main__ import main
 from reproduction.poisoning import grid as attack_grid
 from reproduction.poisoning.attacks import (
     ATTACKS,
-    Known,
     PoisonedFleet,
     poisoned_fleet,
-    poisoned_state,
 )
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
@@ -23,7 +21,6 @@ from tests import toy
 SHARE = 0.34
 """One of three clients."""
 FEATURES = [name for name, attack in ATTACKS.items() if attack.features]
-STATES = [name for name, attack in ATTACKS.items() if attack.state]
 
 
 def poisoned(
@@ -98,54 +95,6 @@ def test_attackers_bottoms_follow_no_policy() -> None:
     free, limited = (fleet.block.bottoms()[attacker].tensors for fleet in fleets)
     for name, tensor in free.items():
         assert torch.equal(tensor, limited[name]), name
-
-
-@pytest.mark.parametrize("attack", STATES)
-def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
-    trained = {
-        "w": torch.tensor([3.0, -1.0]),
-        "bn.running_var": torch.ones(2),
-        "n": torch.tensor(4),
-    }
-    received = {
-        "w": torch.tensor([2.0, 0.0]),
-        "bn.running_var": torch.zeros(2),
-        "n": torch.tensor(1),
-    }
-    expected = {
-        "negated_bottom": [-3.0, 1.0],
-        "scaled_bottom": [27.0, -9.0],
-        "scaled_bottom_late": [27.0, -9.0],
-        "zero_bottom": [0.0, 0.0],
-        "stale_bottom": [7.0, 7.0],
-        "reordered_bottom": [-1.0, 3.0],
-        "reversed_update": [-3.0, 5.0],
-        "alternating_update": [6.0, -4.0],
-        "repeated_update": [2.5, 0.25],
-    }
-    first = {**received, "w": torch.tensor([7.0, 7.0])}
-    learnt = {**received, "w": torch.tensor([0.5, 0.25])}
-    known = Known(received, first, learnt, round=1, client=3)
-    sent = poisoned_state(ATTACKS[attack], trained, known)
-    if attack == "drift":
-        moved = sent["w"] - received["w"]
-        torch.testing.assert_close(moved.norm(), (trained["w"] - received["w"]).norm())
-        later = known._replace(received=trained)
-        again = poisoned_state(ATTACKS[attack], received, later)["w"] - trained["w"]
-        torch.testing.assert_close(again, moved)
-    elif attack == "mirrored_drift":
-        moved = sent["w"] - received["w"]
-        torch.testing.assert_close(
-            moved.norm(), 9 * (trained["w"] - received["w"]).norm(), msg="it is nine times as long"
-        )
-        other = poisoned_state(ATTACKS[attack], trained, known._replace(client=2))["w"]
-        torch.testing.assert_close(other - received["w"], -moved)
-    else:
-        assert sent["w"].tolist() == expected[attack]
-    assert torch.equal(sent["bn.running_var"], torch.ones(2)) and int(sent["n"]) == 4
-    if attack == "alternating_update":
-        then = poisoned_state(ATTACKS[attack], trained, known._replace(round=2))
-        assert then["w"].tolist() == [-2.0, 4.0]
 
 
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])

@@ -119,23 +119,6 @@ def test_the_share_of_falls_in_which_the_semi_supervised_loss_fell_more() -> Non
     assert MEASURES["semi_faster_share"].of(run, digits_cell()) == 0.6
 
 
-def test_holders_have_the_class_counts_of_a_run_on_the_data() -> None:
-    """Shuffled labels of CIFAR-10 give the same counts."""
-    import numpy as np
-
-    from semisfl.data.partition import split
-
-    cell = EXHIBITS["fig9"].parts[2].cells[0]
-    divided = written.holders(cell)
-    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
-    shuffled = split(
-        labels, labeled=4000, clients=30, kind="dirichlet", alpha=0.1, seed=0, classes=10
-    )
-    for ours, theirs in zip(divided.counts.T, shuffled.clients, strict=True):
-        assert (ours == np.bincount(labels[theirs], minlength=10)).all()
-    assert sum(divided.sizes) == 46_000 and 1 <= divided.main_classes <= 10
-
-
 # --- pictures -----------------------------------------------------------------------------------------
 
 

@@ -135,26 +135,6 @@ def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) ->
         load(tmp_path / "run", model=toy.network(batchnorm=True))
 
 
-def test_weights_are_not_loaded_into_another_network(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def other(activation: nn.Module) -> nn.Sequential:
-        model = toy.network()
-        model[1] = activation
-        return model
-
-    settings = toy.values("supervised", "rounds=1")
-    train(settings, out=tmp_path / "table", **toy.own(other(nn.ReLU())))
-    train(settings, out=tmp_path / "code", **toy.own(other(nn.LeakyReLU(0.1))))
-    with pytest.raises(ValueError, match="the module passed is not the network that was trained"):
-        load(tmp_path / "table", model=other(nn.GELU()))
-    load(tmp_path / "table", model=other(nn.ReLU()))
-    load(tmp_path / "code", model=other(nn.LeakyReLU(0.1)))
-    assert "other code or settings" not in caplog.text
-    load(tmp_path / "code", model=other(nn.LeakyReLU(0.9)))
-    assert "other code or settings" in caplog.text
-
-
 def test_cut_elsewhere_it_answers_alike(trained: Trained) -> None:
     model = load(trained("semisfl")[0])
     pixels = DATA.test_images[:10]

@@ -5,13 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
 import yaml
-from PIL import Image
 from torch import Tensor, nn
 
 from semisfl import load
@@ -97,25 +95,6 @@ def test_int8_agrees(trained: Trained, tmp_path: Path, monkeypatch: pytest.Monke
     kinds = {entry.data_type for entry in onnx.load(small.path).graph.initializer}
     assert onnx.TensorProto.INT8 in kinds
     assert onnx_file.File(small.path).identity == model.identity
-
-
-def test_images_sorted_by_class_calibrate_and_check_with_all_classes(
-    model: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for place in range(300):
-        image = Image.fromarray(np.full((12, 12, 3), 10 if place < 250 else 200, np.uint8))
-        folder = tmp_path / "images" / ("a" if place < 250 else "b")
-        folder.mkdir(parents=True, exist_ok=True)
-        image.save(folder / f"{place}.png")
-    pixels = exports.images_to_check(model, [tmp_path / "images"])
-    assert len(pixels) == exports.MOST_CHECKED and set(pixels.unique().tolist()) == {10, 200}
-    halves = []
-    monkeypatch.setattr(onnx_file, "quantize", lambda _, inputs: halves.append(inputs))
-    monkeypatch.setattr(
-        exports, "check", lambda *arguments: halves.append(arguments[3]) or (0.0, 1.0)
-    )
-    export(model, pixels, tmp_path, int8=True)
-    assert [half.unique().tolist() for half in halves] == [[10, 200]] * 2
 
 
 @pytest.mark.parametrize("to", exports.SUFFIXES)

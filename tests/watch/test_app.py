@@ -4,8 +4,6 @@ import http.client
 import json
 import re
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,7 +20,6 @@ from semisfl.watch.address import Address, serve_app
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
 from tests import toy
-from tests.processes import Forked
 from tests.watch.directories import EVIL
 
 TOKEN = "tokenoftwentyletters"
@@ -171,22 +168,6 @@ def test_a_page_uses_a_renewed_certificate_without_a_restart(run: Path, certific
         certificate.write_text(new[0])
         assert ssl.get_server_certificate(where) == new[0] != old[0]
         assert ask(url)[0] == 401
-
-
-def test_the_command_serves_until_it_is_asked_to_end(run: Path) -> None:
-    words = [sys.executable, "-m", "semisfl", "watch", str(run), "--listen", "127.0.0.1:0"]
-    process = Forked(words, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        match = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", process.stderr.readline())
-        assert match is not None
-        assert json.loads(ask(match[1], "/api/runs")[1])["runs"][0]["name"] == "first"
-        process.terminate()
-        assert process.wait(60) == 0
-        assert process.stderr.read() == ""
-    finally:
-        process.kill()
-        process.wait()
 
 
 # --- one file ------------------------------------------------------------------------------------

@@ -187,41 +187,6 @@ def test_runs_are_known_by_their_names_and_by_their_paths_where_two_have_one(
     assert keys == [str(tmp_path / "one" / "a"), "b", str(tmp_path / "two" / "a")]
 
 
-def test_guessing_counts_only_classes_that_have_labels(tmp_path: Path) -> None:
-    begun(tmp_path / "run").unlock()
-    runs = Runs([tmp_path])
-
-    def chance(**held: object) -> float:
-        (tmp_path / "run" / "holdings.json").write_text(json.dumps(held))
-        return runs.listing()["runs"][0]["chance"]
-
-    assert chance(classes=["cat", "dog"], server=[5, 5], clients=[]) == 50
-    assert chance(classes=["a", "b", "c", "unknown"], server=[1, 1, 1, 1], clients=[]) == 25
-    assert chance(classes=["a", "b", "unknown"], server=[1, 1, 0], clients=[[0, 0, 9]]) == 50
-
-
-def test_a_device_that_comes_back_is_not_refused_any_more(tmp_path: Path) -> None:
-    directory = begun(tmp_path / "run")
-    enrolled = [{"client": 0, "name": "camera", "since": "2026-11-15T10:00:00Z"}]
-    (directory.path / "fleet.json").write_text(json.dumps({"clients": enrolled}))
-    runs = Runs([tmp_path])
-    (run,) = runs.listing()["runs"]
-
-    def states(*events: dict[str, str]) -> list[tuple[str, str]]:
-        with (directory.path / "fleet.jsonl").open("a") as file:
-            file.write("".join(json.dumps(event) + "\n" for event in events))
-        return [(one["name"], one["state"]) for one in runs.devices(run["id"])["devices"]]
-
-    refused = {"event": "refused", "name": "other", "reason": "no place"}
-    revoked = {"event": "removed", "name": "other", "reason": "its certificate is revoked"}
-    assert states(refused, {**refused, "name": "?"}) == [("camera", "here"), ("other", "refused")]
-    assert states({"event": "here", "name": "other"}) == [("camera", "here")]
-    assert states(revoked) == [("camera", "here"), ("other", "revoked")]
-    assert states({**refused, "name": "camera"})[0] == ("camera", "here"), "it is still connected"
-    directory.unlock()
-    assert states()[0] == ("camera", "refused")
-
-
 def test_clients_in_folders_are_called_by_their_folders(tmp_path: Path) -> None:
     one = Partition(np.arange(4), (np.arange(4, 7), np.arange(7, 9)), names=("St. Mary", "x"))
     held = holdings.count(one, np.arange(9) % 2, ["a", "b"])
