@@ -71,17 +71,6 @@ def test_a_certificate_is_revoked_on_the_server(
     assert (server / "revoked.txt").read_text() == before
 
 
-def test_a_lost_revocation_list_is_not_created_again(
-    deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A new list with one line would let in all who were revoked before."""
-    _, server = deployed
-    (server / "revoked.txt").unlink()
-    status, output = semisfl(capsys, "certs", "revoke", "--dir", server, "--serial", "a" * 40)
-    assert status == 2 and "revoked.txt cannot be read: it is missing" in output
-    assert not (server / "revoked.txt").exists()
-
-
 def test_revoking_one_of_several_by_its_first_digits(deployed: tuple[Path, Path]) -> None:
     home, _ = deployed
     old = certs.listing(home)[2]

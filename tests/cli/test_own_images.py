@@ -62,13 +62,6 @@ def test_every_method_sees_labelled_images_alike() -> None:
         assert parse({**values, "method": method}).labeled_view == "mixed", method
 
 
-def test_a_named_set_keeps_the_preset_that_it_had(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--set", "data.name=digits"], ["--set", "data.name=cifar10"]):
-        assert main(["show", "--json", *words]) == 0
-        printed = capsys.readouterr()
-        assert printed.err == "" and json.loads(printed.out)["rounds"] == 30
-
-
 def test_mistakes_with_own_images_say_what_to_change(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,14 +150,6 @@ def test_devices_are_drawn_by_their_shares() -> None:
     assert [profile.pick(at).name for at in (0, 0.749, 0.75, 0.999)] == ["a", "a", "b", "b"]
 
 
-def test_a_single_speed_is_accepted_and_wrong_ones_are_refused() -> None:
-    assert LinkSpeed.parse("4", "--uplink") == LinkSpeed(4, 4)
-    assert LinkSpeed.parse("0.8-8", "--uplink") == LinkSpeed(0.8, 8)
-    for wrong in ("fast", "8-0.8", "0", "-3", "nan", "1-inf"):
-        with pytest.raises(ConfigError, match="--uplink"):
-            LinkSpeed.parse(wrong, "--uplink")
-
-
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[ours]\ndevices = [{name = "x", gflops = 7}]\n')

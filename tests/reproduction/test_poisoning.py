@@ -15,7 +15,6 @@ from reproduction.poisoning.attacks import (
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.stopping import StopFlag
 from tests import toy
 
 SHARE = 0.34
@@ -156,30 +155,3 @@ def test_the_command_makes_a_table_and_continues_where_it_stopped(
     with pytest.raises(SystemExit, match="0"):
         main(words)
     assert out.read_text() == before
-
-
-def test_finished_runs_are_reused_with_the_same_settings_only(tmp_path: Path) -> None:
-    jobs, out = [attack_grid.AttackRun("drift", "mean", 0.5, 0)], tmp_path / "runs.jsonl"
-    values = {"rounds": 1, "clients": {"total": 2, "active": 2, "steps": 1}, "server": {"steps": 1}}
-    first = attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
-    again = attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
-    assert again == first
-    assert len(attack_grid.read(out)) == 1
-    values["rounds"] = 2
-    with pytest.raises(ValueError, match="holds runs with other settings; choose another --out"):
-        attack_grid.run_grid(values, jobs, out, device="cpu", stop=StopFlag())
-
-
-def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
-    def run(
-        attack: str, rule: str, share: float, seed: int, accuracy: float
-    ) -> attack_grid.Outcome:
-        return attack_grid.Outcome(attack, rule, share, seed, accuracy, None, 0.0, (), {})
-
-    outcomes = [
-        run(attack_grid.NOBODY, "mean", 0.0, 0, 80.0),
-        run(attack_grid.NOBODY, "mean", 0.0, 1, 70.0),
-        run("backdoor", "krum", 0.2, 0, 70.0),
-        run("backdoor", "krum", 0.2, 1, 66.0),
-    ]
-    assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})

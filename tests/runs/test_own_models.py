@@ -1,15 +1,12 @@
 """Runs of one's own models: the directory says what they are, and the command line goes on with them."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from semisfl.cli.main import main
-from semisfl.models.build import build_model
 from semisfl.models.layers import Residual
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
@@ -22,7 +19,6 @@ SMALL = [
     *("clients.total=3", "clients.active=2", "clients.batch=4", "clients.steps=2"),
     *("server.batch=4", "server.steps=2"),
 ]
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 def small(*assignments: str) -> Config:
@@ -139,24 +135,3 @@ def test_a_model_that_no_table_describes_still_trains(
     for words in (["--resume", str(tmp_path / "run")], [str(tmp_path / "run" / "config.toml")]):
         assert main(["run", *words, "--device", "cpu"]) == 2
         assert "was given to train() as code" in capsys.readouterr().err, "not another network"
-
-
-# --- the page about them ---------------------------------------------------------------------------
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
-
-
-def test_the_pages_python_writes_a_table() -> None:
-    (code,) = [block for block in blocks("python") if "layers_of" in block]
-    names: dict[str, Any] = {}
-    exec(compile(code, "models.md", "exec"), names)
-    chosen = names["config"]
-    assert [layer.kind for layer in chosen.model.layers] == [
-        "conv",
-        "residual",
-        "flatten",
-        "linear",
-    ]
-    assert build_model(chosen, (1, 28, 28), 10)(torch.randn(2, 1, 28, 28)).shape == (2, 10)

@@ -141,10 +141,3 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     (group,) = report.group_runs(report.find_runs([tmp_path]))
     assert [run.path.name for run in group.runs] == ["b", "d"]
     assert "2 of 4 runs left out as there twice" in group.remark
-
-
-def test_missing_runs_and_missing_tests_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no run"):
-        report.find_runs([tmp_path])
-    with pytest.raises(ValueError, match="no round was tested yet"):
-        report.find_runs([write_run(tmp_path / "r", [None], rounds=5)])

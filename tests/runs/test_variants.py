@@ -44,13 +44,6 @@ def test_every_variant_has_every_seed_and_its_own_name(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("setting", ["optimizer.lr=0.02", 'sinks=["tensorboard"]'])
-def test_the_same_settings_under_two_names_are_refused(setting: str, tmp_path: Path) -> None:
-    twice = [Variant("one"), Variant("other", (setting,))]
-    with pytest.raises(config.ConfigError, match="would be the same run"):
-        compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, variants=twice)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

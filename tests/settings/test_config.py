@@ -19,12 +19,6 @@ from tests import toy
 BASE = {"clients": {"total": 10, "active": 5}}
 
 
-@pytest.mark.parametrize("values", ["digits", None, Config()])
-def test_settings_that_are_no_dictionary_get_one_sentence(values: Any) -> None:
-    with pytest.raises(TypeError, match=f"values is a {type(values).__name__}; it must be a dict"):
-        config.parse(values)
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
