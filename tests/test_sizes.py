@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "semisfl"
 BUDGETS = {
     "algorithm": 302,
     "attacks": 530,
-    "cli": 1336,
+    "cli": 1334,
     "costs": 704,
     "data": 1430,
     "engine": 690,

@@ -118,9 +118,11 @@ def plan(
             f"of {plans.ROUNDS} drawn rounds of {plural(config.clients.active, 'client')} with {held.mean:,.0f} "
             f"images each; {USUAL}"
         )
-    picture = None
-    if not chosen:
-        picture = output.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
+    picture = (
+        None
+        if chosen
+        else output.draw(out, lambda file: save_picture(charts.plan_picture(proposed), file))
+    )
     if json_:
         print(json.dumps(as_json(proposed, cuts=not chosen, picture=picture)))
     elif picture:
