@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,15 +336,16 @@ def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
 def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(2)
     expected = undisturbed(config)
-    original, earlier = Stream.answer, []
+    original = Stream.answer
+    earlier: defaultdict[Stream, list[tuple[int, bytes]]] = defaultdict(list)
 
     def answer(self: Stream, ticket: int, frame: bytes) -> None:
         original(self, ticket + 1, frame)
         original(self, ticket, frame)
         original(self, ticket, frame)
-        for old in earlier[-2:]:
+        for old in earlier[self][-2:]:
             original(self, *old)
-        earlier.append((ticket, frame))
+        earlier[self].append((ticket, frame))
 
     monkeypatch.setattr(Stream, "answer", answer)
     with network(config) as net:
