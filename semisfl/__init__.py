@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from semisfl.data.sources import load_data as load_data
     from semisfl.models.layers import Residual as Residual
     from semisfl.models.modules import layers_of as layers_of
+    from semisfl.runs.backbone import table_of as table_of
     from semisfl.runs.loop import Result as Result
     from semisfl.runs.run_data import divide as divide
     from semisfl.runs.sinks import Callback as Callback
@@ -44,6 +45,7 @@ _HOMES = {
     "predict": "semisfl.use.classifier",
     "preset": "semisfl.settings.presets",
     "resume": "semisfl.runs.start",
+    "table_of": "semisfl.runs.backbone",
     "train": "semisfl.runs.start",
 }
 __all__ = ["__version__", *_HOMES]

@@ -154,8 +154,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum for pictures or flat features."""
-        out: Tensor = self.body(x) + self.shortcut(x)
-        return out
+        return self.body(x) + self.shortcut(x)
 
 
 class Gate(nn.Module):
@@ -169,8 +168,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product; a body that gives one number per channel scales whole channels."""
-        out: Tensor = x * self.body(x)
-        return out
+        return x * self.body(x)
 
 
 class PaddedConv(nn.Conv2d):
@@ -293,8 +291,7 @@ class ConvBlock(NamedTuple):
     def on(self, x: Tensor) -> Tensor:
         """Return the block's output for images [n, C, H, W]."""
         conv = self.conv
-        out: Tensor = conv_relu_pool(x, conv.weight, conv.bias, *conv_arguments(conv), self.pool)
-        return out
+        return conv_relu_pool(x, conv.weight, conv.bias, *conv_arguments(conv), self.pool)
 
 
 class NormBlock(NamedTuple):
@@ -349,8 +346,7 @@ class LinearBlock(NamedTuple):
     def on(self, x: Tensor) -> Tensor:
         """Return the block's output for features [n, d], or for tokens [n, count, d]."""
         if x.is_cuda and x.dim() == 2:
-            out: Tensor = linear_relu(x, self.linear.weight, self.linear.bias, self.relu)
-            return out
+            return linear_relu(x, self.linear.weight, self.linear.bias, self.relu)
         for layer in self.layers:
             x = layer(x)
         return x

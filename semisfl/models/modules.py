@@ -82,6 +82,7 @@ MAKERS: dict[type[Layer], Callable[[Any, Placed], nn.Module]] = {
     kinds.Gelu: lambda layer, at: nn.GELU(),
     kinds.Silu: lambda layer, at: nn.SiLU(),
     kinds.Hardswish: lambda layer, at: nn.Hardswish(),
+    kinds.Hardsigmoid: lambda layer, at: nn.Hardsigmoid(),
     kinds.Sigmoid: lambda layer, at: nn.Sigmoid(),
     kinds.Scale: lambda layer, at: layers.Scale(columns(at.takes), layer.start),
     kinds.Pool: lambda layer, at: nn.MaxPool2d(layer.size, layer.stride, layer.padding),
@@ -231,14 +232,13 @@ def _window_row(kind: str, layer: nn.Module) -> dict[str, Any]:
 
 
 def _pool_row(layer: nn.MaxPool2d, flow: Flow) -> dict[str, Any]:
-    padding = _sides(layer, "padding")
-    return {**_window_row("pool", layer), "padding": padding}
+    return {**_window_row("pool", layer), "padding": _sides(layer, "padding")}
 
 
 def _residual_row(layer: Residual, flow: Flow) -> dict[str, Any]:
     """Write a residual block with the rows of its layers."""
-    body, shortcut = _rows(layer.body, flow), _rows(layer.shortcut, flow)
-    return {"kind": "residual", "body": body, "shortcut": shortcut}
+    rows = {"body": _rows(layer.body, flow), "shortcut": _rows(layer.shortcut, flow)}
+    return {"kind": "residual", **rows}
 
 
 def _block_row(layer: nn.Sequential, flow: Flow) -> dict[str, Any]:
@@ -275,6 +275,7 @@ WRITERS: dict[type[nn.Module], Callable[[Any, Flow], dict[str, Any]]] = {
     nn.GELU: _plain("gelu"),
     nn.SiLU: _plain("silu"),
     nn.Hardswish: _plain("hardswish"),
+    nn.Hardsigmoid: _plain("hardsigmoid"),
     nn.Sigmoid: _plain("sigmoid"),
     layers.Scale: lambda layer, flow: {"kind": "scale", "start": layer.start},
     nn.MaxPool2d: _pool_row,

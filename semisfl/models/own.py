@@ -179,8 +179,7 @@ def _output(module: nn.Module, images: Tensor, training: bool) -> Tensor:
     """Return the output of a copy, with the same draws on every call."""
     copied = copy.deepcopy(module).cpu().train(training)
     with global_seed(0), torch.no_grad():
-        out: Tensor = copied(images)
-    return out
+        return copied(images)
 
 
 @contextmanager

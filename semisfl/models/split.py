@@ -54,8 +54,7 @@ class SplitModel(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """Return the unit vectors z of Eq. (3), [n, keys], for features [n, d]."""
-        unit: Tensor = unit_rows(self.projector(features))
-        return unit
+        return unit_rows(self.projector(features))
 
     @property
     def keys(self) -> int:

@@ -48,6 +48,7 @@ ROW_BY_ROW = (
     nn.GELU,
     nn.SiLU,
     nn.Hardswish,
+    nn.Hardsigmoid,
     nn.Sigmoid,
     nn.MaxPool2d,
     nn.AvgPool2d,

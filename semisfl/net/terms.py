@@ -88,7 +88,8 @@ class Terms:
             lookup.check_importable(plain["config"], "the server's terms", methods)
             channels, height, width = (int(side) for side in plain["shape"])
             terms = cls(
-                parse(plain["config"]),
+                # A server may not name a file of this device.
+                parse(plain["config"] | {"model": plain["config"]["model"] | {"weights": None}}),
                 (channels, height, width),
                 int(plain["classes"]),
                 tuple(float(value) for value in plain["mean"]),

@@ -22,6 +22,7 @@ from semisfl.models.modules import layers_of
 from semisfl.models.zoo import MODELS
 from semisfl.runs.run_data import chosen
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.plain_values import read_about
 from semisfl.settings.sections import one_line
 from semisfl.settings.version import VERSION
 
@@ -117,7 +118,10 @@ def describe(
     settings["data"]["name"] = data.name
     settings["model"].pop("layers")
     if settings["model"]["weights"] is not None:
-        settings["model"]["weights"] = Path(settings["model"]["weights"]).name
+        settings["model"] |= {
+            "weights": Path(settings["model"]["weights"]).name,
+            "origin": read_about(settings["model"]["weights"]).get("origin"),
+        }
     return Description(
         classes=data.classes,
         shape=data.shape,

@@ -127,7 +127,7 @@ def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Mapp
             if "state" in about:  # written by this package
                 stored = checkpoint.read(file)["model"]
                 return _by_layer(stored["weights"]), stored["description"]
-            return _renamed(load_file(file), rules), {}
+            return _renamed(load_file(file), rules), json.loads(about.get("backbone", "{}"))
         values = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ConfigError(

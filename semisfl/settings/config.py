@@ -15,6 +15,7 @@ from semisfl.settings import catalog, lookup
 from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.plain_values import override as override
 from semisfl.settings.plain_values import read as read
+from semisfl.settings.plain_values import read_about
 from semisfl.settings.policy import Policy, with_known_codec
 from semisfl.settings.robust import RobustConfig
 from semisfl.settings.run import (
@@ -162,7 +163,9 @@ def _pretrained_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(model, Mapping) or not isinstance(data, Mapping):
         return {}
     changed, optimizer = {}, values.get("optimizer", {})
-    side = catalog.usual_side(str(model.get("weights", "none")), str(model.get("name")))
+    side = read_about(str(model.get("weights"))).get("side") or catalog.usual_side(
+        str(model.get("weights", "none")), str(model.get("name"))
+    )
     if side and data.get("size") in (None, "none"):
         changed["data"] = {**data, "size": side}
     unset = isinstance(optimizer, Mapping) and not {"kind", "lr"} & optimizer.keys()

@@ -139,6 +139,10 @@ class Hardswish(LayerBase):
     kind: Literal["hardswish"] = "hardswish"
 
 
+class Hardsigmoid(LayerBase):
+    kind: Literal["hardsigmoid"] = "hardsigmoid"
+
+
 class Sigmoid(LayerBase):
     """1 / (1 + exp(-x))."""
 
@@ -245,7 +249,7 @@ class Gate(LayerBase):
 
 
 Norm = BatchNorm | GroupNorm | LayerNorm
-Activation = Relu | Relu6 | Gelu | Silu | Hardswish | Sigmoid
+Activation = Relu | Relu6 | Gelu | Silu | Hardswish | Hardsigmoid | Sigmoid
 Token = Tokens | ClassToken | Positions | Attention | FirstToken
 Nested = Block | ResidualBlock | Gate
 Layer = (
@@ -278,8 +282,7 @@ def store_statistics(layer: Layer) -> Layer:
 
 def _check_table(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Refuse an empty or too long table, too deep blocks, and two layers of one name beside each other."""
-    count = _check_part(layers, MAX_DEPTH)
-    if not 0 < count <= MAX_LAYERS:
+    if not 0 < (count := _check_part(layers, MAX_DEPTH)) <= MAX_LAYERS:
         raise ValueError(
             f"model.layers has {count} layers, blocks included; it must have 1 to {MAX_LAYERS}"
         )
@@ -293,8 +296,9 @@ def _check_part(layers: tuple[Layer, ...], depth: int) -> int:
     names = Counter(layer.name for layer in layers if layer.name is not None)
     if twice := [name for name, times in names.items() if times > 1]:
         raise ValueError(f"model.layers has two layers called {twice[0]!r}; rename one of them")
-    inner = [_check_part(part, depth - 1) for layer in layers for part in tables_in(layer)]
-    return len(layers) + sum(inner)
+    return len(layers) + sum(
+        _check_part(part, depth - 1) for layer in layers for part in tables_in(layer)
+    )
 
 
 Layers = Annotated[tuple[AnyLayer, ...], AfterValidator(_check_table)]

@@ -4,10 +4,14 @@ Plain values are nested dictionaries of texts, numbers, truth values and lists, 
 Nothing here knows which settings exist: `semisfl.settings.config.parse` does.
 """
 
+import json
 import tomllib
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from semisfl.settings.sections import ConfigError
 
@@ -22,6 +26,19 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def read_about(weights: str) -> dict[str, Any]:
+    """Return layers, cut names, side of images, mean, std, source and licence that `semisfl.table_of` wrote into a file.
+
+    They are empty for any other file or name of ``weights``.
+    """
+    with (
+        suppress(SafetensorError, OSError, ValueError),
+        safe_open(Path(weights).expanduser(), framework="numpy") as opened,
+    ):
+        return dict(json.loads((opened.metadata() or {}).get("backbone", "{}")))
+    return {}
 
 
 def override(

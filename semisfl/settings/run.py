@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 
 from semisfl.settings import catalog, lookup
 from semisfl.settings.layer_kinds import Layer, Layers
+from semisfl.settings.plain_values import read_about
 from semisfl.settings.sections import ConfigError, LabeledView, Section
 
 CUSTOM = "custom"
@@ -157,13 +158,17 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Let layers replace the name, because a preset always names a model; give a backbone its usual cut."""
+        """Let layers replace the name, which every preset sets; take them from a file of `semisfl.table_of`."""
         if not isinstance(values, dict):
             return values
+        if values.get("layers") in (None, "none"):
+            found = read_about(str(values.get("weights"))).get("layers")
+            values = values | ({"layers": found} if found else {})
         if values.get("layers") not in (None, "none"):
             return {**values, "name": CUSTOM}
-        usual = catalog.MODELS.get(str(values.get("name")))
-        return values | {"cut": usual} if usual and values.get("cut") in (None, "none") else values
+        return {"cut": catalog.MODELS.get(str(values.get("name")))} | {
+            key: one for key, one in values.items() if key != "cut" or one not in (None, "none")
+        }
 
     @model_validator(mode="after")
     def _custom_has_layers(self) -> "ModelConfig":
@@ -278,8 +283,7 @@ class WireConfig(Section):
 
     def recoded(self, codec: str) -> "WireConfig":
         """Return the same section with ``codec`` for everything that is sent."""
-        named = ("student_features", "teacher_features", "gradients", "models")
-        return self.model_copy(update=dict.fromkeys(named, codec))
+        return self.model_copy(update=dict.fromkeys(type(self).model_fields, codec))
 
 
 class NetworkConfig(Section):
