@@ -19,6 +19,7 @@ class Fake(types.ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
+        self.__file__ = f"{name}.py"  # torch asks every module for it
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Any:

@@ -37,7 +37,7 @@ def described(module: nn.Module, images: Tensor) -> tuple[tuple[Layer, ...], lay
     found, flow, head, compared = graph.found, graph.flow, graph.found[-1], None
     if flow == "pixel" and isinstance(head, nn.Conv2d):
         linear = nn.Linear(head.in_channels, head.out_channels, head.bias is not None)
-        found = found[:-1].extend([nn.Flatten(), _with(linear, head._parameters)])
+        found = found[:-1].extend([nn.Flatten(), _with(linear, head._parameters)])  # type: ignore[operator]
     elif not isinstance(head, nn.Linear):
         compared, width = len(found), int(found.forward(images).shape[1])
         found.extend(

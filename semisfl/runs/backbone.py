@@ -76,7 +76,10 @@ def table_of(module: nn.Module, example: Tensor) -> Backbone:
     gives other outputs than the module.
     """
     table, network = described(module, example.detach().cpu().float())
-    bottom = network[: [layer.kind for layer in table].index("flatten")]
+    before = network[: [layer.kind for layer in table].index("flatten")]
     return Backbone(
-        table, network.state_dict(), tuple(dict(bottom.named_children())), tuple(example.shape[1:])
-    )  # type: ignore[arg-type]
+        table,
+        network.state_dict(),
+        tuple(dict(before.named_children())),
+        tuple(example.shape[1:]),  # type: ignore[arg-type]
+    )
