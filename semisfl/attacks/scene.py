@@ -1,4 +1,4 @@
-"""What an attack finds: a trained model, the clients' images, and the attacker's own images.
+"""The scene of an attack: a trained model, the clients' images, and the attacker's own images.
 
 It is that of a run, or of a preset that is first trained for a few rounds.
 """

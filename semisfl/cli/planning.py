@@ -135,12 +135,12 @@ INEXACT = {
     "coded": "some bytes are not whole models or batches (for example in a method of another package) and stay as "
     "recorded",
 }
-"""What an attribute of a round's traffic means if it is false."""
+"""The remark for each attribute of a round's traffic that is false."""
 USUAL = (
     "FedSwitch's clients are counted with a teacher, FedMatch's without the helpers of every "
     "tenth round."
 )
-"""What the formulas of two methods assume."""
+"""The assumptions in the formulas of two methods."""
 
 
 def print_cuts(plan: "Plan") -> None:

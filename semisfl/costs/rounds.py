@@ -1,4 +1,4 @@
-"""What one round of a method sends and computes, for each client and the server.
+"""The bytes and operations of one round of a method, for each client and the server.
 
 `ImageFacts` are the facts about a run's images that this depends on. `RoundCosts` combines them with a method's
 settings, its cost formula and a cut of its model, and gives the virtual clock its input.

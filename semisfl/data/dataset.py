@@ -41,7 +41,7 @@ class Dataset:
     served: int | None = None
     """So many of the first images are the server's alone, the others the clients'; None: all may be either's."""
     notes: tuple[str, ...] = ()
-    """What the user should know of how the images were read, one line each."""
+    """Remarks for the user on how the images were read, one line each."""
 
     @classmethod
     def from_arrays(

@@ -62,7 +62,7 @@ class Listing:
     holder: np.ndarray | None = None
     """int64 [n]: the index in ``holders`` of the client that holds the image; -1: none."""
     notes: tuple[str, ...] = ()
-    """What the user should know, one line each."""
+    """Remarks for the user, one line each."""
     pixels: np.ndarray | None = None
     """uint8 [n, C, H, W], where the images are arrays already."""
 

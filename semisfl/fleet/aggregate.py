@@ -29,7 +29,7 @@ tensor only beyond this: honest clients are at twice in one tensor or another.""
 
 
 class Combined(NamedTuple):
-    """What a rule returns."""
+    """The result of an aggregation rule."""
 
     update: Tensor
     """[values]: the combined update."""

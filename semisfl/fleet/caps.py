@@ -47,7 +47,7 @@ class RoundSizes:
 
 @dataclass(frozen=True)
 class RoundUse:
-    """What one round uses of a client's quotas."""
+    """The uses and bits that one round takes from a client's quotas."""
 
     uses: int = 0
     """Most uses of one image's features."""
