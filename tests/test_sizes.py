@@ -18,7 +18,7 @@ BUDGETS = {
     "data": 1430,
     "engine": 690,
     "engine/kernels": 1094,
-    "fleet": 1436,
+    "fleet": 1413,
     "fleet/cluster": 410,
     "methods": 1238,
     "metrics": 137,

@@ -78,10 +78,6 @@ class Codec(ABC):
     ) -> Tensor:
         """Return the tensor of this shape that arrives."""
 
-    @abstractmethod
-    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
-        """Return whether `encode` could have made these parts. Synchronises: for arrivals only."""
-
     def roundtrip(self, tensor: Tensor) -> Tensor:
         """Return what the other side will hold."""
         return self.decode(self.encode(tensor), tensor.shape, tensor.dtype)
@@ -111,12 +107,6 @@ class Cast(Codec):
     ) -> Tensor:
         """Return the part in the asked ``dtype``."""
         return parts[0].to(dtype)
-
-    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
-        """Return True but for a bool tensor with other bytes than 0 and 1."""
-        if self.dtype != torch.bool:
-            return True
-        return not bool((parts[0].view(torch.uint8) > 1).any())
 
 
 @dataclass(frozen=True)
@@ -155,18 +145,6 @@ class RowScaled(Codec):
         integers, scale = parts
         scale = scale.reshape(-1, *(1 for _ in integers.shape[1:]))
         return dequantise(integers.to(torch.float32), scale, 127).to(dtype)
-
-    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
-        """Return whether every row either holds its own maximum or is empty with scale 0 or NaN."""
-        if len(parts) == 1:
-            return True
-        integers, scale = parts
-        rows = integers.flatten(1)
-        # In int8, |-128| overflows to itself: an extreme of -128 fails both comparisons below.
-        extreme = torch.maximum(rows.amax(1), rows.amin(1).neg())
-        holds = (extreme == 127) & (rows.amin(1) > -128) & (scale >= SMALLEST_SCALE)
-        empty = (extreme == 0) & ((scale == 0) | scale.isnan()) & ~scale.signbit()
-        return bool(((holds & scale.isfinite()) | empty).all())
 
 
 LARGEST_SCALE = torch.finfo(torch.bfloat16).max
@@ -209,7 +187,7 @@ class GroupScaled(Codec):
         grouped = self._group(rows)
         maximum = grouped.abs().amax(dim=2, keepdim=True)
         scale = scale_of(maximum).clamp(max=LARGEST_SCALE).to(torch.bfloat16)
-        # Some processors make a negative NaN of one here, which `canonical` refuses.
+        # Some processors make a negative NaN of one here; all machines are to send the same bytes.
         scale = scale.masked_fill(scale.isnan(), torch.nan)
         # bf16 may round the maximum down: up to 7.03 sevenths of it, which are 7 all the same.
         return quantise(grouped, scale.to(torch.float32), 7), scale
@@ -225,17 +203,6 @@ class GroupScaled(Codec):
         grouped = self._group(self._unpack(packed)[:, :length].to(torch.float32))
         values = dequantise(grouped, scale.to(torch.float32).unsqueeze(2), 7)
         return values.flatten(1)[:, :length].reshape(tuple(shape)).to(dtype)
-
-    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
-        """Return whether every group either holds its own maximum or is empty, and the padding is zero."""
-        if len(parts) == 1:
-            return True
-        packed, scale = parts
-        integers, length = self._unpack(packed), prod(shape[1:])
-        extreme = self._group(integers[:, :length]).abs().amax(dim=2)
-        holds = (extreme == 7) & (scale >= SMALLEST_SCALE) & scale.isfinite()
-        empty = (extreme == 0) & ((scale == 0) | scale.isnan()) & ~scale.signbit()
-        return bool((holds | empty).all()) and not bool(integers[:, length:].any())
 
     def roundtrip(self, tensor: Tensor) -> Tensor:
         """Return the result of `encode` and `decode`, without packing the bits."""

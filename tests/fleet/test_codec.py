@@ -120,7 +120,6 @@ def test_non_finite_values_arrive_non_finite_in_their_own_row_only(name: str, ba
     tensor = draw(4, 3, 2)
     tensor[1, 2, 0] = bad
     arrived = CODECS[name].roundtrip(tensor)
-    assert CODECS[name].canonical(CODECS[name].encode(tensor), tensor.shape)
     assert not arrived[1].isfinite().all()
     assert arrived[[0, 2, 3]].isfinite().all()
 
@@ -139,7 +138,6 @@ def test_a_nan_of_either_sign_crosses_in_one_form(sign: int) -> None:
 def test_zero_and_tiny_rows_are_zero(name: str) -> None:
     tensor = torch.tensor([[0.0, -0.0], [1e-40, -1e-45], [2.0**-98, 0.0]])
     arrived = CODECS[name].roundtrip(tensor)
-    assert CODECS[name].canonical(CODECS[name].encode(tensor), tensor.shape)
     assert arrived.isfinite().all()
     assert torch.equal(arrived, torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0**-98, 0.0]]))
 
@@ -149,55 +147,8 @@ def test_zero_and_tiny_rows_are_zero(name: str) -> None:
 def test_a_second_crossing_changes_nothing(name: str, tensor: torch.Tensor) -> None:
     codec = CODECS[name]
     parts = codec.encode(tensor)
-    assert codec.canonical(parts, tensor.shape)
     again = codec.encode(codec.decode(parts, tensor.shape))
     assert all(torch.equal(left, right) for left, right in zip(parts, again, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [
-        ([127, -128], 1.0),
-        ([126, 5], 1.0),
-        ([0, 0], 1.0),
-        ([127, 0], 0.0),
-        ([127, 0], -1.0),
-        ([127, 0], float("inf")),
-        ([127, 0], float("nan")),
-        ([0, 0], float("inf")),
-        ([0, 0], -0.0),
-        ([127, 0], 1e-40),
-    ],
-)
-def test_int8_parts_that_encode_never_makes_are_not_canonical(
-    values: list[int], scale: float
-) -> None:
-    rows = torch.tensor([[127, -3], values], dtype=torch.int8)
-    assert not CODECS["int8"].canonical((rows, torch.tensor([1.0, scale])), (2, 2))
-    assert CODECS["int8"].canonical((rows[:1], torch.tensor([1.0])), (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("packed", "scale"),
-    [
-        ([15 | 0 << 4, 8 | 8 << 4], 1.0),  # -8
-        ([14 | 9 << 4, 8 | 8 << 4], 1.0),  # the largest is not 7
-        ([15 | 9 << 4, 8 | 9 << 4], 1.0),  # something after the last value
-        ([15 | 9 << 4, 8 | 8 << 4], 0.0),
-        ([15 | 9 << 4, 8 | 8 << 4], -1.0),
-        ([15 | 9 << 4, 8 | 8 << 4], float("inf")),
-        ([15 | 9 << 4, 8 | 8 << 4], float("nan")),
-        ([15 | 9 << 4, 8 | 8 << 4], 1e-38),
-        ([8 | 8 << 4, 8 | 8 << 4], 1.0),
-    ],
-)
-def test_int4_parts_that_encode_never_makes_are_not_canonical(
-    packed: list[int], scale: float
-) -> None:
-    scales = torch.tensor([[1.0], [scale]], dtype=torch.bfloat16)
-    rows = torch.tensor([[15 | 9 << 4, 8 | 8 << 4], packed], dtype=torch.uint8)
-    assert not CODECS["int4"].canonical((rows, scales), (2, 3))
-    assert CODECS["int4"].canonical((rows[:1], scales[:1]), (1, 3))
 
 
 @pytest.mark.parametrize("name", NAMES)
