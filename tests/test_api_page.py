@@ -1,5 +1,7 @@
 """docs/api.md: every public name has an example, and the examples run."""
 
+import ast
+import importlib
 import re
 import sys
 import types
@@ -11,7 +13,8 @@ import pytest
 import semisfl
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
 
 
 class Fake(types.ModuleType):
@@ -43,6 +46,21 @@ def test_every_public_name_is_imported_by_an_example() -> None:
     assert {name for line in lines for name in line.split(", ")} == set(semisfl.__all__)
 
 
+def test_what_the_examples_of_a_method_import_is_promised() -> None:
+    promised = set()
+    for module, names in re.findall(r"^\| (`semisfl\.[^|]+) \| ([^|]+) \|$", TEXT, re.M):
+        promised |= {(module.strip("`"), name) for name in re.findall(r"`(\w+)`", names)}
+    for module, name in promised:
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+    page = (PAGE.parent / "own-method.md").read_text(encoding="utf-8")
+    used = set()
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("semisfl."):
+                used |= {(str(node.module), alias.name) for alias in node.names}
+    assert used <= promised
+
+
 def test_the_examples_run_one_after_the_other(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -56,7 +74,7 @@ def test_the_examples_run_one_after_the_other(
     printed = capsys.readouterr().out
     assert "clients.active = 9 exceeds clients.total = 4" in printed
     assert "['conv', 'relu', 'residual', 'pool', 'flatten', 'linear']" in printed
-    assert "round 2: " in printed and "latest.safetensors is " in printed
+    assert "round 1: " in printed and "latest.safetensors is " in printed
     assert "\nTrue 2 4\n" in printed
     assert len(names["result"].history["loss_semi"]) == 4
     for fake, ends in zip(trackers, (("start_run", "end_run"), ("init", "finish")), strict=True):

@@ -1,5 +1,6 @@
 """A method, a data set, a codec and an aggregate of another package: found by path, in every command."""
 
+import copy
 import json
 import os
 import re
@@ -57,6 +58,15 @@ def test_the_documentation_shows_the_example() -> None:
     assert PLACE in page
 
 
+def written_in_the_documentation(folder: Path, name: str) -> None:
+    """Make the package ``mypackage`` in ``folder`` with a module of docs/own-method.md."""
+    page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
+    block = page[page.index(f"# mypackage/{name}.py") :].partition("```")[0]
+    (folder / "mypackage").mkdir()
+    (folder / "mypackage" / "__init__.py").write_text("")
+    (folder / "mypackage" / f"{name}.py").write_text(block)
+
+
 # --- through the command line ---------------------------------------------------------------------
 
 
@@ -66,10 +76,14 @@ def test_a_path_is_enough_to_run_show_and_resume(
 ) -> None:
     words = ["--set", *TINY, f"method={PLACE}", "fixmatch.confidence_threshold=0.2"]
     done = processes.run(
-        [sys.executable, "-m", "semisfl", "run", "digits", *words, "--out", "run", "--quiet"],
+        [sys.executable, "-m", "semisfl", "run", "digits", *words, "--out", "run"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)])},
     )
     assert done.returncode == 0, done.stderr
+    assert "FedAvg-FixMatch: round 2/2" in done.stderr and "FedAvg-FixMatch: test" in done.stdout
+    # A table has the title also where the package is not installed.
+    assert main(["report", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["label"] == "FedAvg-FixMatch"
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert config["method"] == PLACE
     assert config["fixmatch"] == {"confidence_threshold": 0.2, "labeled_view": "weak"}
@@ -84,9 +98,6 @@ def test_a_path_is_enough_to_run_show_and_resume(
         assert "fedavg_fixmatch" not in sys.modules
     assert main(["run", "--resume", "run", "--quiet", "--allow-method", PLACE]) == 0
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
-    capsys.readouterr()
-    assert main(["report", "run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"][0]["label"] == "FedAvg-FixMatch"
 
 
 def test_a_method_by_its_path_is_in_a_plan(
@@ -128,6 +139,27 @@ def test_it_learns_costs_what_its_formula_says_and_is_written_down_whole() -> No
     assert cost is not None and experiment.fleet.traffic.total() == 4 * 2 * cost.total > 0
     for text in (to_toml(experiment.config), commented_toml(experiment.config)):
         assert config.parse(tomllib.loads(text)) == experiment.config
+
+
+def test_a_split_method_of_one_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns, is limited, resumes exactly and costs what its formula says."""
+    written_in_the_documentation(tmp_path, "soft")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    soft = "mypackage.soft:SoftWeights"
+    experiment = toy.assemble(soft, "rounds=4", "optimizer.lr=0.1")
+    result = run_rounds(experiment)
+    assert result.accuracy > 30 and 0 < result.rounds[-1]["mask_rate"] < 1
+    sizes = sizes_of(models.split(toy.network(), (3, 12, 12), projection=8), 8, 4)
+    cost = cost_of(lookup.method(soft), sizes, experiment.config)
+    assert cost is not None and experiment.fleet.traffic.total() == 4 * 2 * cost.total > 0
+    limits = ("rounds=2", "clients.active=3", "robust.features=limited")
+    first, second = (toy.assemble(soft, *limits) for _ in range(2))
+    rows = [first.method.round(0)]
+    state = copy.deepcopy(first.method.state_dict())
+    rows.append(first.method.round(1))
+    second.method.load_state_dict(state)
+    assert second.method.round(1) == rows[1]
+    assert rows[0].loss_semi != rows[1].loss_semi and lookup.title_of(soft) == "Soft weights"
 
 
 # --- mistakes -------------------------------------------------------------------------------------
@@ -372,13 +404,8 @@ def test_an_aggregate_of_the_docs_has_settings_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its section is written, read again and refused where it is wrong."""
-    page = (Path(__file__).parent.parent / "docs" / "own-method.md").read_text(encoding="utf-8")
-    block = page[page.index("# mypackage/rules.py") :].partition("```")[0]
-    folder = tmp_path / "rules"
-    (folder / "mypackage").mkdir(parents=True)
-    (folder / "mypackage" / "__init__.py").write_text("")
-    (folder / "mypackage" / "rules.py").write_text(block)
-    monkeypatch.syspath_prepend(str(folder))
+    written_in_the_documentation(tmp_path, "rules")
+    monkeypatch.syspath_prepend(str(tmp_path))
     rule = "mypackage.rules:NEAREST"
     chosen = (f"robust.aggregate={rule}", "robust.nearest.kept=1", "robust.krum.attackers=0.1")
     experiment = toy.assemble("semisfl", "rounds=1", "clients.active=3", *chosen)

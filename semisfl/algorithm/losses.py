@@ -34,7 +34,8 @@ def cross_entropy(
 def consistency(logits: Tensor, labels: Tensor, confident: Tensor) -> Tensor:
     """Return H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch.
 
-    ``labels`` [n]: -1 stands for no label and counts 0. ``confident`` bool [n]: which labels count.
+    ``labels`` [n]: -1 stands for no label and counts 0. ``confident`` [n]: which labels count, bool or weights from
+    0 to 1.
     """
     return kernels.cross_entropy(logits, labels, confident)
 

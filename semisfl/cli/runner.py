@@ -31,6 +31,7 @@ from semisfl.runs.sinks import Guarded, Sink
 from semisfl.runs.start import PreparedRun, serve_rank
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.counts import amount
+from semisfl.settings.lookup import title_of
 from semisfl.stopping import Stopped
 
 
@@ -47,7 +48,7 @@ def train(
         prepared: the context manager of the run; it is entered here, and left when the run has ended.
         signals: those of the command; their flag must be the ``stop`` of the run.
         quiet: show no progress.
-        title: the name of the run in its progress; default: its method.
+        title: the name of the run in its progress; default: its method's title.
     """
     signals.flag.check()
     with prepared as run:
@@ -82,7 +83,9 @@ def finish(
     directory = run.directory
     assert directory is not None
     with signals.running(busy):
-        shown = [] if quiet else [progress.RunProgress(title or run.experiment.config.method)]
+        shown = (
+            [] if quiet else [progress.RunProgress(title or title_of(run.experiment.config.method))]
+        )
         result = run.go([*shown, *map(Guarded, sinks)])
     if directory.unsaved:
         raise OSError(
@@ -149,7 +152,7 @@ def print_result(result: Result, again: str, *, as_json: bool = False) -> None:
             at_the_end = result.test_accuracy
             test = "" if at_the_end is None else f", test accuracy {at_the_end:.1f} %"
             print(
-                f"{config.method}: {judged_on} accuracy {result.accuracy:.1f} % after the last round ({done} of "
+                f"{title_of(config.method)}: {judged_on} accuracy {result.accuracy:.1f} % after the last round ({done} of "
                 f"{config.rounds}; best {result.best:.1f} %){test}, {amount(sent)} sent, "
                 f"{console.clock(seconds)} min"
             )

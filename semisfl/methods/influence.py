@@ -89,15 +89,16 @@ class Influence:
         labels: Tensor,
         confident: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the labels [rows] and which of them are used, bool [rows].
+        """Return the labels [rows] and which of them are used [rows], as ``confident``.
 
-        ``logits`` [rows, classes] are the student's; ``labels`` and ``confident`` [rows] are the teacher's.
+        ``logits`` [rows, classes] are the student's. ``labels`` and ``confident`` [rows] are the teacher's; the
+        latter is bool, or a weight from 0 to 1 for each label.
         All rows of a client that agrees too seldom so far get `NO_LABEL` and are unused.
         """
         if not self._limits(features):
             return labels, confident
         places, clients = self._places(features, active), len(features.clients)
-        agreed = (logits.argmax(1) == labels) & confident
+        agreed = (logits.argmax(1) == labels) * confident
         self._agreed.index_add_(0, places, agreed.view(clients, -1).sum(1).float())
         self._kept.index_add_(0, places, confident.view(clients, -1).sum(1).float())
         labelled = self._kept.index_select(0, places)
@@ -110,7 +111,7 @@ class Influence:
         self._unused.index_add_(0, places, unused.float())
         self._steps.add_(1)
         rows = unused.repeat_interleave(features.batch)
-        return labels.masked_fill(rows, NO_LABEL), confident & ~rows
+        return labels.masked_fill(rows, NO_LABEL), confident * ~rows
 
     @torch.no_grad()
     def as_positives(self, features: Features, labels: Tensor, confident: Tensor) -> Tensor:

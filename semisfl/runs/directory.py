@@ -1,7 +1,7 @@
 """A run's directory: its configuration, environment, metrics, log and checkpoints.
 
 - ``config.toml``: all settings, defaults included, so that a later version trains the same run
-- ``environment.json`` and ``holdings.json``: versions and machine; who held how many images of each class
+- ``environment.json`` and ``holdings.json``: title of the method, versions and machine; who held how many images of each class
 - ``metrics.jsonl`` and ``run.log``: a line per round, and what was said
 - ``latest``, ``previous`` and ``best.safetensors``: the state to continue from, the one before it, the best model
 
@@ -123,7 +123,8 @@ class RunDirectory:
         self.lock()
         self.check_free(self.path)  # of two runs started at once, one is refused
         self._before = present  # the refused run must not remove the files of the other
-        content = json.dumps(environment(device), indent=2) + "\n"
+        described = {"title": lookup.title_of(run_config.method), **environment(device)}
+        content = json.dumps(described, indent=2) + "\n"
         write_whole(self.path / ENVIRONMENT, content.encode())
         if holdings is not None:
             write_whole(self.path / HOLDINGS, holdings.as_json().encode())

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from semisfl.files import parse_json, read_json
 from semisfl.metrics import RoundMetrics
 from semisfl.settings.counts import plural
+from semisfl.settings.lookup import title_of
 from semisfl.settings.plain_values import read
 from semisfl.settings.run import StopConfig
 
@@ -100,6 +101,11 @@ def read_holdings(path: Path) -> Values:
 def read_environment(path: Path) -> Values:
     """Return the versions and the machine that a run had; empty if the run does not say."""
     return read_json(path / ENVIRONMENT)
+
+
+def read_title(path: Path, method: str) -> str:
+    """Return the title of a run's ``method``. The run has noted it: another package may not be installed here."""
+    return str(read_environment(path).get("title") or title_of(method))
 
 
 def read_images(path: Path) -> Values | None:

@@ -30,6 +30,7 @@ from semisfl.runs.reading import (
     read_config,
     read_holdings,
     read_rounds,
+    read_title,
     runs_inside,
 )
 from semisfl.settings.lookup import note_of, title_of
@@ -182,7 +183,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     groups = []
     for differs, places in alike_but_for_seed(configs):
         alike = [runs[place] for place in places]
-        name = title_of(alike[0].config["method"])
+        name = read_title(alike[0].path, alike[0].config["method"])
         if any(run.tested for run in alike):
             groups.append(_fair(name, differs, alike))
         else:

@@ -14,9 +14,8 @@ from typing import Any
 from semisfl.metrics import ACCURACY_OF, AXES, panels_of
 from semisfl.runs.declared import metrics_of
 from semisfl.runs.preset_changes import flat
-from semisfl.runs.reading import runs_inside
+from semisfl.runs.reading import read_title, runs_inside
 from semisfl.runs.report import judged_on
-from semisfl.settings.lookup import title_of
 from semisfl.watch.clients import ClientCoverage, DeviceEvents
 from semisfl.watch.follow import Followed
 
@@ -256,7 +255,7 @@ def _summary(followed: Followed) -> Plain:
         "name": followed.path.name,
         "path": str(followed.path),
         "method": method if isinstance(method, str) else None,
-        "title": title_of(method) if isinstance(method, str) else None,
+        "title": read_title(followed.path, method) if isinstance(method, str) else None,
         "differs": "",
         "colour": followed.colour or 0,
         "state": state,
