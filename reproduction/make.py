@@ -51,7 +51,7 @@ class Grid:
 
 def train(grid: Grid, *, jobs: int, engine: str | None, device: str, quiet: bool) -> bool:
     """Train the missing runs; return False if a signal stopped them. The same command continues."""
-    work = [Job.of(one.config, one.path) for one in grid.missing]
+    work = [Job(one.config, one.path) for one in grid.missing]
     if not work:
         return True
     with StopSignals() as signals:

@@ -404,9 +404,9 @@ def _print_time(results: Sequence[Replayed], target: float | None) -> None:
             str(len(one.replays)),
             str(one.summary.rounds),
             str(one.summary.accuracy),
-            output.known(one.summary.seconds, _hours),
+            _hours(one.summary.seconds),
             *(f"{share:.0%}" for share in one.shares),
-            amount(one.summary.bytes or 0),
+            amount(one.summary.bytes),
         )
     output.show(table)
     if target is not None:

@@ -137,8 +137,8 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
             str(summary.best),
             *((summary.judged_on,) if len(kinds) > 1 else ()),
             *((output.known(summary.test),) if validated else ()),
-            output.known(summary.bytes, amount),
-            output.known(summary.seconds, console.clock),
+            amount(summary.bytes),
+            console.clock(summary.seconds),
         )
     output.show(table)
     if target is not None:

@@ -272,7 +272,7 @@ def lead(launch: Launch, config: Config, out: Path | None) -> tuple[Config, Path
             "torchrun --max-restarts needs --out DIR, where a restarted run continues"
         )
     # Not by torchrun's count of restarts: with several machines each has its own.
-    return config, out if Job.of(config, out).status != "new" else None
+    return config, out if Job(config, out).status != "new" else None
 
 
 def take_part(launch: Launch, device: str, signals: StopSignals) -> None:

@@ -125,7 +125,7 @@ def compare(
     values = values_of(preset, settings)
     chosen = comparison.choose_methods(methods, values)
     swept = [comparison.Sweep.parse(text) for text in sweep or ()]
-    groups = comparison.read_variants(variants) if variants else [comparison.PLAIN]
+    groups = comparison.read_variants(variants) if variants else []
     # The runs of all methods, settings and seeds, each with its directory; some may be finished already.
     jobs = comparison.list_jobs(values, chosen, seeds, folder, swept, groups)
     if reused := sum(job.status == "finished" for job in jobs):

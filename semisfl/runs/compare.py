@@ -36,11 +36,6 @@ from semisfl.settings.toml import to_toml
 from semisfl.stopping import StopFlag
 
 Status = Literal["new", "unfinished", "finished"]
-NOT_SWEPT = {
-    "method": "use --methods",
-    "seed": "use --seeds",
-    "sinks": "it changes nothing of what a run computes",
-}
 
 
 @dataclass(frozen=True)
@@ -59,8 +54,6 @@ class Sweep:
             raise ConfigError(
                 f"--sweep {text!r} is not KEY=V1,V2,..., e.g. --sweep data.labeled=10,20,40"
             )
-        if why := NOT_SWEPT.get(key.strip()):
-            raise ConfigError(f"--sweep {text!r}: {key.strip()} cannot be swept; {why}")
         return cls(key.strip(), chosen)
 
 
@@ -73,14 +66,10 @@ class Variant:
     """``key=value`` each, as ``--set`` takes them."""
 
 
-PLAIN = Variant()
-
-
 def read_variants(path: Path) -> list[Variant]:
     """Read named variants from a TOML file: ``name = ["key=value", ...]``; ``[]`` is the preset as it is.
 
-    Raises `ConfigError` for another form, for a name that cannot be part of a directory's, and for variants that set
-    what has an option of its own.
+    Raises `ConfigError` for another form, and for a name that cannot be part of a directory's.
     """
     variants = []
     for name, settings in configs.read(path).items():
@@ -89,42 +78,43 @@ def read_variants(path: Path) -> list[Variant]:
             raise ConfigError(
                 f'{path}: {name} = {settings!r} is not NAME = ["key=value", ...] with a name of letters, digits, _ and -'
             )
-        if fixed := {"method", "seed"} & {one.partition("=")[0].strip() for one in settings}:
-            raise ConfigError(
-                f"{path}: variant {name} sets {fixed.pop()}; use --methods and --seeds"
-            )
         variants.append(Variant(name, tuple(settings)))
-    if not variants:
-        raise ConfigError(f'{path} names no variant, e.g. quick = ["rounds=10"]')
     return variants
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of several: what to train, where, and how far it got when the job was made."""
+    """One run of several: what to train and where. The directory may hold part of the run already."""
 
     config: Config
     path: Path
-    status: Status
     name: str = ""
     """The name of its group in a table; empty: the title of its method."""
     differs: Mapping[str, str] = field(default_factory=dict)
     """The swept settings with this run's values; empty: nothing is swept."""
 
-    @classmethod
-    def of(
-        cls, config: Config, path: Path, name: str = "", differs: Mapping[str, str] | None = None
-    ) -> "Job":
-        """Return the job of training ``config`` in the directory ``path``, which may hold part of the run already.
+    @property
+    def status(self) -> Status:
+        """Return how far the run has got by now; another process may be training it.
 
-        ``name`` and ``differs`` are for the table of results. Raises `ConfigError` if there is a run with other
-        settings; limits and sinks may differ.
+        A run that its limit ended is unfinished if ``config`` has another limit; one that diverged is finished. Raises
+        `ConfigError` if there is a run with other settings.
         """
-        return cls(config, path, _status(config, path), name, differs or {})
-
-    def again(self) -> "Job":
-        """Return the job with its present status: another process may have started or finished it meanwhile."""
-        return self.of(self.config, self.path, self.name, self.differs)
+        if not (self.path / "config.toml").is_file():
+            return "new"
+        there = RunDirectory.open(self.path).config()
+        # Limits and sinks change nothing that a run computes, so it may continue with other ones.
+        changeable = {"stop": self.config.stop, "sinks": self.config.sinks}
+        if there.model_copy(update=changeable) != self.config:
+            theirs, ours = flatten(there.model_dump()), flatten(self.config.model_dump())
+            key = next(key for key in ours if theirs.get(key) != ours[key])
+            raise ConfigError(
+                f"{self.path} holds a run with other settings ({key} = {theirs.get(key)} there, {ours[key]} here); "
+                "choose another --out"
+            )
+        run = read_run(self.path)
+        limited = run.finished and there.stop == self.config.stop
+        return "finished" if run.complete or run.diverged or limited else "unfinished"
 
     @property
     def changed(self) -> list[str]:
@@ -172,26 +162,33 @@ def list_jobs(
     seeds: int,
     out: Path,
     sweeps: Sequence[Sweep] = (),
-    variants: Sequence[Variant] = (PLAIN,),
+    variants: Sequence[Variant] = (),
 ) -> list[Job]:
     """Return the runs of a comparison, seed by seed, so that a stopped one still compares equal seeds.
 
     There is a run for every method, seed, combination of swept values and variant, each in a directory of its own
     below ``out``. ``values`` are the plain settings that they share; ``seeds`` is the number of seeds, which count up
-    from the configured one. Raises `ConfigError` if two of them would be the same run, or if ``out`` holds a run with
-    other settings.
+    from the configured one. Raises `ConfigError` if two of them would be the same run.
     """
-    if len({sweep.key for sweep in sweeps}) < len(sweeps):
-        raise ConfigError("--sweep names a key twice; give all its values at once")
     entries = {name: lookup.method(name) for name in methods}
     first = configs.parse(values, others=entries.values()).seed
+    keys = [sweep.key for sweep in sweeps]
+    assigned = [
+        one.partition("=")[0].strip() for variant in variants for one in variant.assignments
+    ]
+    if len(set(keys)) < len(keys) or {"method", "seed"} & {*keys, *assigned}:
+        raise ConfigError(
+            "give all values of a key in one --sweep, and methods and seeds by --methods and --seeds"
+        )
     cells = [
-        dict(zip((sweep.key for sweep in sweeps), chosen, strict=True))
+        dict(zip(keys, chosen, strict=True))
         for chosen in itertools.product(*(sweep.values for sweep in sweeps))
     ]
     jobs: list[Job] = []
     seen: dict[str, Path] = {}
-    for seed, cell, variant in itertools.product(range(first, first + seeds), cells, variants):
+    for seed, cell, variant in itertools.product(
+        range(first, first + seeds), cells, variants or [Variant()]
+    ):
         settings = [*variant.assignments, *(f"{key}={value}" for key, value in cell.items())]
         changed = configs.override(values, settings)
         place = "-".join(f"{key}-{value}" for key, value in cell.items())
@@ -205,40 +202,12 @@ def list_jobs(
             path = out / "-".join(part for part in parts if part)
             other = seen.setdefault(config.model_dump_json(exclude={"sinks"}), path)
             if other is not path:
-                known = configs.known_keys(config)
-                keys = [setting.partition("=")[0].strip() for setting in settings]
-                if unread := [key for key in keys if key not in known]:
-                    raise ConfigError(
-                        f"{method} does not read {unread[0]}; leave {method} out of --methods"
-                    )
                 raise ConfigError(
-                    f"{other.name} and {path.name} would be the same run; give --sweep each value, and --variants "
-                    "each group of settings, once"
+                    f"{other.name} and {path.name} would be the same run; give each value and each variant once, and "
+                    f"leave {method} out of --methods if it does not read what is swept"
                 )
-            jobs.append(Job.of(config, path, f"{entry.title} {variant.name}".strip(), cell))
+            jobs.append(Job(config, path, f"{entry.title} {variant.name}".strip(), cell))
     return jobs
-
-
-def _status(config: Config, path: Path) -> Status:
-    """Return how far the run of ``config`` in ``path`` got; raise `ConfigError` if another run is there.
-
-    A run that its limit ended is unfinished if ``config`` has another limit; one that diverged is finished.
-    """
-    if not (path / "config.toml").is_file():
-        return "new"
-    there = RunDirectory.open(path).config()
-    # Limits and sinks change nothing that a run computes, so it may continue with other ones.
-    ours = {"stop": config.stop, "sinks": config.sinks}
-    if there.model_copy(update=ours) != config:
-        theirs, ours = flatten(there.model_dump()), flatten(config.model_dump())
-        key = next(key for key in ours if theirs.get(key) != ours[key])
-        raise ConfigError(
-            f"{path} holds a run with other settings ({key} = {theirs.get(key)} there, {ours[key]} here); choose "
-            "another --out"
-        )
-    run = read_run(path)
-    done = run.complete or run.diverged or (run.finished and there.stop == config.stop)
-    return "finished" if done else "unfinished"
 
 
 def run_in_turn(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
@@ -246,8 +215,7 @@ def run_in_turn(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
 
     ``train`` returns whether a run reached its end. Returns False once one was stopped; the others are then left.
     """
-    left = (now for job in jobs if (now := job.again()).status != "finished")
-    return all(train(job) for job in left)
+    return all(train(job) for job in jobs if job.status != "finished")
 
 
 def results(jobs: Sequence[Job], target: float | None = None) -> list[tuple[Group, Summary]]:
@@ -288,7 +256,7 @@ def run_in_pool(
     with a run that another process works on; without it such a run counts as failed. Raises `OSError` at the end if
     runs failed.
     """
-    left = deque(job for job in jobs if job.again().status != "finished")
+    left = deque(job for job in jobs if job.status != "finished")
     under_way: set[Path] = set()
     left_to_others: set[Path] = set()
     failed: dict[Path, Exception] = {}
@@ -297,8 +265,8 @@ def run_in_pool(
             if stop.requested:
                 return False
             while left and pool.has_room():
-                job = left.popleft().again()  # another process may have finished it by now
-                if job.status != "finished":
+                job = left.popleft()
+                if job.status != "finished":  # another process may have finished it by now
                     under_way.add(job.path)
                     pool.start(job)
             for path, problem in pool.ended().items():
@@ -397,10 +365,10 @@ class Processes:
             if code > 0:
                 kind = Taken if code == EXIT_CODE else OSError
                 ended[path] = None if code == DIVERGED else kind(problem)
-            elif (now := job.again()).status == "finished":
+            elif job.status == "finished":
                 ended[path] = None
             elif self._attempts[path] < ATTEMPTS:
-                self.start(now)
+                self.start(job)
             else:
                 ended[path] = OSError(f"its process was ended {ATTEMPTS} times: {problem}")
         return ended
@@ -474,7 +442,7 @@ def train_one(values: dict[str, Any], path: str, device: str) -> None:
 
     ``values`` are the plain settings, ``path`` is the run's directory, which all machines see.
     """
-    job = Job.of(configs.parse(values), Path(path))
+    job = Job(configs.parse(values), Path(path))
     if job.status != "finished":
         with job.prepare(device=device) as run:
             run.go()

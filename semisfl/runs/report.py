@@ -83,6 +83,11 @@ class Run:
         assert accuracy is not None
         return accuracy
 
+    def accuracy_on(self, images: str) -> float | None:
+        """Return the accuracy of its last test on ``test`` or ``validation`` images; None if it did not read these."""
+        here = images == judged_on(self.config)
+        return self.accuracy if here else self.tested[-1].test_accuracy
+
     @property
     def seed(self) -> object:
         """Return the seed, by which runs of two groups are paired."""
@@ -331,9 +336,8 @@ class Summary:
     best: Spread
     test: Spread | None
     """Accuracy on the test set after the last round; None if a run judged on validation images has not ended."""
-    bytes: float | None
-    seconds: float | None
-    """None: a file of an older version does not have it."""
+    bytes: float
+    seconds: float
     to_target: ToTarget | None
 
 
@@ -357,33 +361,18 @@ def summarise(group: Group, target: float | None = None) -> Summary:
         rounds=max(run.rounds[-1].round + 1 for run in group.runs),
         judged_on=group.judged_on,
         accuracy=Spread.of([run.accuracy for run in group.runs]),
-        test=_at_the_end(group),
+        test=_spread_on(group, "test"),
         best=Spread.of([Standing.after(run.rounds).best or 0.0 for run in group.runs]),
-        bytes=_mean([run.rounds[-1].bytes_total for run in group.runs]),
-        seconds=_mean([_total_seconds(run.rounds) for run in group.runs]),
+        bytes=fmean(Standing.after(run.rounds).bytes for run in group.runs),
+        seconds=fmean(Standing.after(run.rounds).seconds for run in group.runs),
         to_target=_to_target(group, target) if target is not None else None,
     )
 
 
-def _at_the_end(group: Group) -> Spread | None:
-    """Return the accuracy on the test set after the last round; None if a run has not read the test set yet."""
-    if group.judged_on == "test":
-        return Spread.of([run.accuracy for run in group.runs])
-    last = [run.tested[-1].test_accuracy for run in group.runs]
-    known = [accuracy for accuracy in last if accuracy is not None]
-    return Spread.of(known) if len(known) == len(last) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if one of the values is not known."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
-
-
-def _total_seconds(rounds: Sequence[RoundMetrics]) -> float | None:
-    """Return the seconds of all rounds together; None if one of them does not say."""
-    known = [one.seconds for one in rounds if one.seconds is not None]
-    return sum(known) if len(known) == len(rounds) else None
+def _spread_on(group: Group, images: str) -> Spread | None:
+    """Return the mean accuracy on images of one kind; None if a run has not read them yet."""
+    known = [one for run in group.runs if (one := run.accuracy_on(images)) is not None]
+    return Spread.of(known) if len(known) == len(group.runs) else None
 
 
 def rounds_to(run: Run, target: float) -> list[RoundMetrics] | None:
@@ -403,8 +392,8 @@ def _to_target(group: Group, target: float) -> ToTarget:
     return ToTarget(
         len(reached),
         fmean(rounds[-1].round + 1 for rounds in reached),
-        _mean([rounds[-1].bytes_total for rounds in reached]),
-        _mean([_total_seconds(rounds) for rounds in reached]),
+        fmean(Standing.after(rounds).bytes for rounds in reached),
+        fmean(Standing.after(rounds).seconds for rounds in reached),
     )
 
 
@@ -440,9 +429,9 @@ def differences(groups: Sequence[Group]) -> list[Difference]:
     for first, second in combinations(groups, 2):
         if _images(first) != _images(second) or not (first.finished and second.finished):
             continue
-        last = [run.tested[-1] for run in (*first.runs, *second.runs)]
-        on_test = all(metrics.test_accuracy is not None for metrics in last)
-        one, other = _by_seed(first, on_test), _by_seed(second, on_test)
+        on_test = all(_spread_on(group, "test") for group in (first, second))
+        kind = "test" if on_test else first.judged_on
+        one, other = _by_seed(first, kind), _by_seed(second, kind)
         values = [one[seed] - other[seed] for seed in one if seed in other]
         if not values:
             continue
@@ -451,7 +440,6 @@ def differences(groups: Sequence[Group]) -> list[Difference]:
             half = quantile(count - 1) * stdev(values) / math.sqrt(count)
             interval = mean - half, mean + half
         wins = sum(value > 0 for value in values)
-        kind = "test" if on_test else first.judged_on
         pairs.append(Difference(first.label, second.label, count, mean, interval, wins, kind))
     return pairs
 
@@ -461,15 +449,10 @@ def _images(group: Group) -> tuple[str, str]:
     return group.judged_on, Path(group.runs[0].config.get("data", {}).get("name", "")).name
 
 
-def _by_seed(group: Group, on_test: bool) -> dict[object, float]:
-    """Return the accuracy of the last test by seed; ``on_test``: that on the test set, not on validation images."""
-    values = {}
-    for run in group.runs:
-        last = run.tested[-1]
-        value = last.test_accuracy if on_test else last.accuracy
-        assert value is not None
-        values[run.seed] = value
-    return values
+def _by_seed(group: Group, images: str) -> dict[object, float]:
+    """Return the accuracy of each seed's last test, on ``test`` or ``validation`` images."""
+    pairs = [(run.seed, run.accuracy_on(images)) for run in group.runs]
+    return {seed: accuracy for seed, accuracy in pairs if accuracy is not None}
 
 
 def quantile(freedom: int) -> float:

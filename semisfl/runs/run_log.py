@@ -8,41 +8,25 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from pathlib import Path
-
-MOST = 1000
-"""Most lines that are kept until there is a file."""
 
 _LOGGER = logging.getLogger("semisfl")
 _logs: dict[int, "_RunLog"] = {}
 """The log of each thread that is busy with a run."""
 
 
-class _RunLog(logging.Handler):
-    """Handle the records of one run's thread, and of threads that have no run."""
+class _RunLog(MemoryHandler):
+    """Handle the records of one run's thread, and of threads that have no run: keep them until there is a file."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.early: deque[logging.LogRecord] = deque(maxlen=MOST)
-        self.file: _LogFile | None = None
-        """None: lines are kept in ``early``."""
+        super().__init__(capacity=0)  # once there is a file, no record waits for others
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if _logs.get(record.thread or 0, self) is not self:
-            return
-        if self.file is not None:
-            self.file.emit(record)
-        else:
-            self.early.append(record)
-        # Python shows warnings of a program without a log on stderr, but not if there is a handler such as this.
-        others = [*_LOGGER.handlers, *logging.getLogger().handlers]
-        first = others[0] is self or record.thread in _logs
-        shown, alone = logging.lastResort, all(isinstance(one, _RunLog) for one in others)
-        if first and alone and shown is not None and record.levelno >= shown.level:
-            shown.handle(record)
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is of this run: its thread has no other one."""
+        return _logs.get(record.thread or 0, self) is self
 
 
 class _LogFile(logging.FileHandler):
@@ -76,11 +60,16 @@ def collected() -> Iterator[_RunLog]:
     if not _LOGGER.isEnabledFor(logging.INFO):
         _LOGGER.setLevel(logging.INFO)
     log = _logs[thread] = _RunLog()
-    _LOGGER.addHandler(log)
+    # Python shows warnings of a program without a log on stderr, but not if there is a handler such as ours.
+    usual = None if _LOGGER.hasHandlers() else logging.lastResort
+    handlers = [log, usual] if usual is not None else [log]
+    for handler in handlers:
+        _LOGGER.addHandler(handler)
     try:
         yield log
     finally:
-        _LOGGER.removeHandler(log)
+        for handler in handlers:
+            _LOGGER.removeHandler(handler)
         del _logs[thread]
 
 
@@ -88,12 +77,11 @@ def collected() -> Iterator[_RunLog]:
 def written(path: Path) -> Iterator[None]:
     """Write what was collected to the file ``path``, and what is logged inside the block, after what is there."""
     with collected() as log:
-        before, log.file = log.file, _LogFile(path)
-        if before is None:  # else a callback of one run trains another
-            while log.early:
-                log.file.emit(log.early.popleft())
+        before, file = log.target, _LogFile(path)
+        log.setTarget(file)
+        log.flush()
         try:
             yield
         finally:
-            log.file.close()
-            log.file = before
+            log.setTarget(before)
+            file.close()

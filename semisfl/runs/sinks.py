@@ -82,20 +82,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Observed:
-    """Call a function of the user with the plain values of each round; an exception in it ends the run."""
-
-    def __init__(self, observe: Observer) -> None:
-        self._observe = observe
-
-    def start(self, run: RunInfo) -> None: ...
-
-    def write(self, metrics: RoundMetrics) -> None:
-        self._observe(metrics.as_dict())
-
-    def close(self) -> None: ...
-
-
 class Guarded:
     """A sink whose failure does not end the run: it is logged once, and the sink is not called again."""
 
@@ -147,6 +133,17 @@ class Callback:
 
     def on_checkpoint(self, path: Path) -> bool | None:
         """Called after a checkpoint is written, ``latest.safetensors`` or ``best.safetensors``."""
+
+
+class Observed(Callback):
+    """Call a function of the user with the plain values of each round."""
+
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
+
+    def on_round(self, metrics: RoundMetrics) -> None:
+        """Pass the metrics on; an exception in the function ends the run."""
+        self._observe(metrics.as_dict())
 
 
 def tell_round(

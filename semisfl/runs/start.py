@@ -245,7 +245,7 @@ def train(
         network=network,
         stop=stop,
     ) as run:
-        return run.go(_watchers(observe, sinks), callbacks)
+        return run.go([*map(Guarded, sinks)], _called(callbacks, observe))
 
 
 def resume(
@@ -277,10 +277,9 @@ def resume(
         network=network,
         stop=stop,
     ) as run:
-        return run.go(_watchers(observe, sinks), callbacks)
+        return run.go([*map(Guarded, sinks)], _called(callbacks, observe))
 
 
-def _watchers(observe: Observer | None, sinks: Sequence[Sink]) -> list[Sink]:
-    """Return the sinks of a caller of `train`; only ``observe`` may end the run by an exception."""
-    mine: list[Sink] = [Observed(observe)] if observe is not None else []
-    return mine + [Guarded(sink) for sink in sinks]
+def _called(callbacks: Sequence[Callback], observe: Observer | None) -> list[Callback]:
+    """Return the callbacks of a caller of `train`, with the function that gets the metrics of each round, if any."""
+    return [*callbacks, *([Observed(observe)] if observe is not None else [])]

@@ -28,7 +28,7 @@ def test_an_unfinished_run_is_continued_only_in_the_output_folder(
     begun = leave_run(out / "mine", cell.config(more=["stop.target=99"]), [10.0])
     (left,) = missing([cell], RunIndex(out))
     assert left.path == begun and left.config.stop.target is None
-    assert Job.of(left.config, left.path).status == "unfinished"
+    assert Job(left.config, left.path).status == "unfinished"
     records.record(begun, "mine/begun")
     (left,) = missing([cell], RunIndex(tmp_path / "other"))
     assert left.path.parent == tmp_path / "other"

@@ -99,5 +99,6 @@ def test_a_diverged_run_is_named_below_the_table_each_time(
 
 def test_a_run_with_other_settings_is_refused_and_named(tmp_path: Path) -> None:
     fake_training(compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path)[0])
+    (job,) = compare.list_jobs({**VALUES, "rounds": 3}, ["semisfl"], 1, tmp_path)
     with pytest.raises(config.ConfigError, match=r"rounds = 2 there, 3 here.*another --out"):
-        compare.list_jobs({**VALUES, "rounds": 3}, ["semisfl"], 1, tmp_path)
+        assert job.status

@@ -18,6 +18,7 @@ from PIL import Image
 from semisfl.runs import compare
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job, Pool, Processes, rounds_of, run_in_pool
+from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import begin, train
 from semisfl.stopping import StopFlag
 from tests.cli.test_torchrun import SETTINGS, numbers
@@ -112,7 +113,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers(
     assert int((jobs[1].path / "run.lock").read_text().split()[1]) != killed[0], "somebody else did"
     assert [numbers(job.path) for job in jobs] == alone
     assert progress[-1] == (2, 2, 2 * ROUNDS, 2 * ROUNDS)
-    assert [job.again().status for job in jobs] == ["finished"] * 2
+    assert [job.status for job in jobs] == ["finished"] * 2
 
 
 class Here:
@@ -168,7 +169,7 @@ def test_runs_of_another_process_are_skipped_if_sharing_is_on(
         with make() as pool:
             assert run_in_pool([taken, free], pool, StopFlag(), tell, left.append)
         assert left == [taken.path] and progress[-1] == (1, 2, 1, 2)
-        assert [job.again().status for job in (taken, free)] == ["unfinished", "finished"]
+        assert [job.status for job in (taken, free)] == ["unfinished", "finished"]
         error = rf"1 of 2 runs failed; .*{taken.path.name} is in use by process {os.getpid()} on"
         with pytest.raises(OSError, match=error), make() as pool:
             run_in_pool([taken, free], pool, StopFlag(), tell)
@@ -201,8 +202,9 @@ def test_a_process_may_import_the_method_that_its_pool_was_asked_for(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = "semisfl.methods.supervised:Supervised"
-    job = replace(jobs_in(tmp_path, values)[0], status="unfinished")
+    job = jobs_in(tmp_path, values)[0]
     job = replace(job, config=job.config.model_copy(update={"method": method}))
+    RunDirectory.create(job.path, job.config).unlock()
     commands: list[list[str]] = []
     monkeypatch.setattr(compare, "Popen", lambda words, **_: commands.append(words))
     Processes(1, "cpu").start(job)
@@ -219,7 +221,7 @@ def test_a_stop_ends_all_that_are_under_way(values: dict[str, Any], tmp_path: Pa
 
     assert not run_in_pool(jobs, Processes(2, "cpu"), stop, stop_when_begun)
     for job in jobs:
-        assert job.again().status == "unfinished"
+        assert job.status == "unfinished"
         assert (job.path / "latest.safetensors").exists()
         with pytest.raises(ProcessLookupError):
             os.kill(int((job.path / "run.lock").read_text().split()[1]), 0)

@@ -42,9 +42,9 @@ def test_two_sweeps_are_a_grid(tmp_path: Path) -> None:
     [
         (["data.labeled"], "is not KEY=V1,V2"),
         (["data.labeled=,"], "is not KEY=V1,V2"),
-        (["seed=1,2"], "seed cannot be swept; use --seeds"),
-        (["method=semisfl"], "method cannot be swept; use --methods"),
-        (["data.labeled=1", "data.labeled=2"], "names a key twice"),
+        (["seed=1,2"], "by --methods and --seeds"),
+        (["method=semisfl"], "by --methods and --seeds"),
+        (["data.labeled=1", "data.labeled=2"], "all values of a key in one --sweep"),
         (["data.labeld=1,2"], "did you mean 'data.labeled'"),
         (["data.labeled=10,10.0"], "would be the same run"),
     ],
