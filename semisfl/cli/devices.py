@@ -315,7 +315,9 @@ def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None)
         labeled: the folder of the server's images; None: images have the shape and classes of the preset's data set.
     """
     from semisfl.costs.rounds import planned_images
-    from semisfl.net.terms import Terms
+    from semisfl.models.build import build_model
+    from semisfl.net.terms import Terms, bottom_digest
+    from semisfl.runs.pretrained import Pretrained
     from semisfl.runs.run_data import check_classes, load_images
     from semisfl.settings import config
 
@@ -323,10 +325,22 @@ def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None)
     if labeled is not None:
         data = load_images(str(labeled), options)
         check_classes(data)
-        return Terms(options, data.shape, len(data.classes), data.mean, data.std)
-    images = planned_images(options)
-    halves = (0.5,) * images.shape[0]  # as images of a folder are normalised
-    return Terms(options, images.shape, images.classes, halves, halves)
+        shape, classes, mean, std = data.shape, len(data.classes), data.mean, data.std
+    else:
+        images = planned_images(options)
+        shape, classes = images.shape, images.classes
+        mean = std = (0.5,) * shape[0]  # as images of a folder are normalised
+    weights, bottom = None, None
+    if options.model.weights is not None:
+        weights = Pretrained.read(options.model.weights, options.model.name)
+        mean, std = weights.mean or mean, weights.std or std
+        shape = (len(mean), *shape[1:])
+    if options.clients.bottom == "frozen":
+        model = build_model(options, shape, classes)
+        if weights is not None:
+            weights.copy_into(model, options.model.name)
+        bottom = bottom_digest(options, model)
+    return Terms(options, shape, classes, mean, std, bottom)
 
 
 def classify(

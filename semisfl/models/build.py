@@ -6,6 +6,7 @@ program's random numbers is touched.
 
 import logging
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from semisfl.models.layers import Layers
 from semisfl.models.modules import layers_of, modules_of
 from semisfl.models.own import check_own, digest_of, global_seed
 from semisfl.models.shapes import Shape, place
-from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, Projector, SplitModel, split
+from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, Projector, SplitModel, flat, split
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.layer_kinds import Layer, parse_layers
@@ -120,6 +121,20 @@ def build_model(
             )
     model.bottom = freeze(model.bottom) if config.clients.bottom == "frozen" else model.bottom
     return model
+
+
+def build_bottom(config: Config, shape: Shape, classes: int) -> SplitModel:
+    """Return the model of a device in a split method: ``model.layers`` is its bottom, and there is no top.
+
+    Raises ValueError like `build`.
+    """
+    table = parse_layers(config.model.table)
+    with global_seed(0):  # the server sends the weights
+        layers = modules_of(table, shape, classes, whole=False)
+    sides = place(table, shape, classes, whole=False)[-1].gives
+    bottom = flat(layers, sides)
+    bottom = freeze(bottom) if config.clients.bottom == "frozen" else bottom
+    return SplitModel(bottom, Layers(), nn.Identity(), prod(sides))
 
 
 def with_layers_of(config: Config, own: nn.Sequential) -> Config:

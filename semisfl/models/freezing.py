@@ -4,8 +4,11 @@ Optimisers then have nothing to step in it, moving averages of equal values stay
 names it always had.
 """
 
+import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
 
+import torch
 from torch import Tensor, autocast, nn, no_grad
 
 from semisfl.models.layers import Layers, batchnorms, named_layers
@@ -40,3 +43,16 @@ def freeze(bottom: nn.Module) -> FrozenLayers:
             del layer._parameters[name]
             layer.register_buffer(name, parameter.detach())
     return frozen.eval()
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return ``sha256:`` and 64 hexadecimal digits of the names, types, shapes and bytes of weights.
+
+    Equal weights have equal digests on every machine and device, in any order of the names.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"

@@ -19,13 +19,13 @@ from semisfl.settings.layer_kinds import Layer, parse_layers
 RESERVED = {*dir(Layers()), "weights"}
 
 
-def modules_of(table: Sequence[Layer], shape: Shape, classes: int) -> Layers:
+def modules_of(table: Sequence[Layer], shape: Shape, classes: int, *, whole: bool = True) -> Layers:
     """Return the model that a table describes, with PyTorch's initial weights.
 
-    ``shape``: channels, height and width of an image. Raises ValueError if a layer does not fit its input, or has a
-    name that every module uses.
+    ``shape``: channels, height and width of an image; ``whole``: what `place` takes. Raises ValueError if a layer does
+    not fit its input, or has a name that every module uses.
     """
-    return _modules(place(table, shape, classes))
+    return _modules(place(table, shape, classes, whole=whole))
 
 
 def _modules(placed: Sequence[Placed]) -> Layers:

@@ -60,16 +60,18 @@ class Placed(NamedTuple):
     shortcut: "tuple[Placed, ...]" = ()
 
 
-def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
+def place(
+    layers: Sequence[Layer], shape: Shape, classes: int, *, whole: bool = True
+) -> list[Placed]:
     """Return the layers of a table with the shapes of their inputs and outputs.
 
     Args:
         layers: the table.
         shape: channels, height and width of an image.
         classes: how many outputs the last linear layer gets if it names none.
+        whole: whether the table must end with one number per class; a bottom alone need not.
 
-    Raises ValueError for a layer that does not fit its input, for a model that does not end with one number per class,
-    and beyond `MAX_PARAMETERS` and `MAX_OUTPUT`.
+    Raises ValueError for a layer that does not fit its input, for a whole model that does not end so, and beyond `MAX_PARAMETERS` and `MAX_OUTPUT`.
     """
     last = max((i for i, layer in enumerate(layers) if isinstance(layer, Linear)), default=-1)
     full = [
@@ -80,7 +82,7 @@ def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
     ]
     placed = _place(full, shape, "model.layers")
     gives = placed[-1].gives
-    if gives != (classes,):
+    if whole and gives != (classes,):
         raise ValueError(
             f"model.layers gives {_text(gives)} numbers for an image, but there are {classes} classes; "
             "end it with a linear layer and leave its features out"

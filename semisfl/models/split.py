@@ -105,11 +105,9 @@ def split(
             )
     _refuse_shared(bottom, rest)
     cut_shape = outputs[at - 1] if outputs else feature_shape(bottom, shape)
+    bottom, top = flat(bottom, cut_shape), _stack(layers[at:])
     if len(cut_shape) > 1:
-        bottom = _stack([*layers[:at], (_free_name("cut", layers), nn.Flatten())])
         top = _stack([(_free_name("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
-    else:
-        top = _stack(layers[at:])
     size = prod(cut_shape)
     hidden = size if size <= widest else NARROW_HEAD
     heads: dict[str, Callable[[], nn.Module]] = {
@@ -118,6 +116,14 @@ def split(
         "none": nn.Identity,
     }
     return SplitModel(bottom, top, heads[projector](), size)
+
+
+def flat(bottom: nn.Sequential, sides: Sides) -> nn.Sequential:
+    """Return a bottom whose output has the shape ``sides`` so that it gives flat features."""
+    if len(sides) == 1:
+        return bottom
+    layers = named_layers(bottom)
+    return _stack([*layers, (_free_name("cut", layers), nn.Flatten())])
 
 
 def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from semisfl.models.split import SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
-from semisfl.settings import catalog
+from semisfl.settings import catalog, lookup
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy
 
@@ -127,8 +127,12 @@ class Schemas:
 
     @classmethod
     def of(cls, config: Config, model: SplitModel) -> "Schemas":
-        """Return the schemas of ``model``. A full model is bottom and top: the projection head is never sent."""
-        parts = {"bottom": model.bottom, "top": model.top}
+        """Return the schemas of ``model``: its bottom in a split method, bottom and top in the others.
+
+        The projection head is never sent.
+        """
+        works = lookup.method(config.method).works
+        parts = {"bottom": model.bottom} | ({"top": model.top} if works else {})
         full = {
             f"{part}.{key}": value
             for part, module in parts.items()

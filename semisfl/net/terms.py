@@ -8,23 +8,28 @@ digest covers exactly what the device obeys. Only weights, gradients and the num
 
 import hashlib
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from semisfl.fleet.codec import roundtrip_state
+from semisfl.models.freezing import weights_digest
 from semisfl.models.shapes import Placed, Shape, place
+from semisfl.models.split import SplitModel
 from semisfl.models.zoo import MODELS
 from semisfl.net.frames import WireError
 from semisfl.net.ranges import check_images, check_settings
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.settings.layer_kinds import Flatten, Layer, name_layers, store_statistics
+from semisfl.settings.policy import DIGEST
 from semisfl.settings.run import ModelConfig
 
 AGREED: dict[str, Any] = {
     **dict.fromkeys(("method", "rounds", "seed", "optimizer", "wire"), True),
     "data": {"augment": True},
-    "clients": {"batch": True, "steps": True},
+    "clients": dict.fromkeys(("batch", "steps", "bottom", "weak_views", "strong_views"), True),
     "teacher": {"ema_decay": True},
     "runtime": {"precision": True, "deterministic": True},
 }
@@ -43,6 +48,8 @@ class Terms:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    bottom: str | None = None
+    """The digest of a frozen bottom's weights (`bottom_digest`); None: the bottom is trained."""
 
     def to_json(self) -> str:
         """Return the terms in their one canonical form, which is sent and which the digest covers."""
@@ -52,6 +59,7 @@ class Terms:
             "classes": self.classes,
             "mean": list(self.mean),
             "std": list(self.std),
+            "bottom": self.bottom,
         }
         return json.dumps(plain, sort_keys=True)
 
@@ -61,12 +69,12 @@ class Terms:
         values = config.model_dump(mode="json", include=AGREED)
         # A policy without demands says nothing, whichever lines this version knows.
         values["policy"] = config.policy.model_dump(mode="json", exclude_defaults=True)
-        layers, cut = layers_of(config.model)
+        method = lookup.method(config.method)
+        layers, cut = layers_of(config.model, whole=bool(method.works))
         values["model"] = {
             "layers": [layer.model_dump(mode="json") | {"name": name} for name, layer in layers],
             "cut": cut,
         }
-        method = lookup.method(config.method)
         if method.section and (own := getattr(config, method.section, None)) is not None:
             which = None if method.works else ON_CLIENTS
             values[method.section] = own.model_dump(mode="json", include=which)
@@ -94,13 +102,26 @@ class Terms:
                 int(plain["classes"]),
                 tuple(float(value) for value in plain["mean"]),
                 tuple(float(value) for value in plain["std"]),
+                plain["bottom"],
             )
             check_images(terms.shape, terms.classes, terms.mean, terms.std)
             check_settings(terms.config)
+            terms.check_bottom()
             # Drop whatever else the server sent: the digest does not cover it.
             return replace(terms, config=parse(terms.config_values()))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise WireError(f"the server's terms cannot be read: {error}") from error
+
+    def check_bottom(self) -> None:
+        """Raise ValueError unless a frozen bottom has a digest, and a bottom that is trained has none."""
+        frozen = self.config.clients.bottom == "frozen"
+        if not (re.fullmatch(DIGEST, str(self.bottom)) if frozen else self.bottom is None):
+            raise ValueError(f"bottom = {self.bottom!r:.80} does not fit clients.bottom")
+
+    def placed(self) -> tuple[list[Placed], int]:
+        """Return the layers that a device builds with their shapes, and how many are its own in a split method."""
+        works = lookup.method(self.config.method).works
+        return placed_model(self.config.model, self.shape, self.classes, whole=bool(works))
 
     @property
     def digest(self) -> str:
@@ -118,8 +139,17 @@ class Terms:
         return wire.codecs | ({least} if least is not None else set())
 
 
-def layers_of(model: ModelConfig) -> tuple[list[tuple[str, Layer]], int | str | None]:
-    """Return every layer with its name, and how many of them a device holds.
+def bottom_digest(config: Config, model: SplitModel) -> str | None:
+    """Return the digest of a frozen bottom as devices get it, encoded by ``wire.models``; None: it is trained."""
+    if config.clients.bottom == "trained":
+        return None
+    return weights_digest(roundtrip_state(model.bottom.state_dict(), config.wire.models))
+
+
+def layers_of(
+    model: ModelConfig, *, whole: bool = True
+) -> tuple[list[tuple[str, Layer]], int | str | None]:
+    """Return every layer with its name, or only the bottom's, and how many of them are the bottom's.
 
     A cut that does not fit is returned as it is: building the model reports it.
     """
@@ -128,24 +158,30 @@ def layers_of(model: ModelConfig) -> tuple[list[tuple[str, Layer]], int | str | 
     if model.weights is not None:
         layers = [(name, store_statistics(layer)) for name, layer in layers]
     names = [name for name, _ in layers]
-    if model.cut in names:
-        return layers, names.index(str(model.cut)) + 1
     flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, Flatten)]
-    if model.cut is None and flat:
-        return layers, flat[0] + 1
-    return layers, model.cut
+    cut = model.cut
+    if cut in names:
+        cut = names.index(str(cut)) + 1
+    elif cut is None and flat:
+        cut = flat[0] + 1
+    return layers if whole or not isinstance(cut, int) else layers[:cut], cut
 
 
-def placed_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[list[Placed], int]:
-    """Return every layer with its shapes, and how many a device holds; raise `WireError` if it cannot be."""
-    layers, held = layers_of(model)
+def placed_model(
+    model: ModelConfig, shape: Shape, classes: int, *, whole: bool = True
+) -> tuple[list[Placed], int]:
+    """Return every layer with its shapes, or only the bottom's, and how many are the bottom's.
+
+    Raises `WireError` if the model cannot be built.
+    """
+    layers, held = layers_of(model, whole=whole)
     try:
-        placed = place([layer for _, layer in layers], shape, classes)
+        placed = place([layer for _, layer in layers], shape, classes, whole=whole)
     except ValueError as error:
         raise WireError(f"the model of these terms cannot be built: {error}") from error
-    if not isinstance(held, int) or not 1 <= held < len(placed):
+    if not isinstance(held, int) or not 1 <= held < len(placed) + (not whole):
         raise WireError(f"the model of these terms cannot be cut at {held!r:.60}")
     for side, part in (("device", placed[:held]), ("server", placed[held:])):
-        if not any(layer.parameters for layer in part):
+        if (part or whole) and not any(layer.parameters for layer in part):
             raise WireError(f"the model of these terms leaves the {side} no parameters")
     return placed, held

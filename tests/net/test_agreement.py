@@ -11,12 +11,14 @@ from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
 from semisfl.methods.semisfl import SemiSFL
+from semisfl.models.build import build_model
+from semisfl.models.split import parameter_count
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.member import Member
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
-from semisfl.net.messages import SMALL
-from semisfl.net.terms import Terms, placed_model
+from semisfl.net.messages import SMALL, Schemas
+from semisfl.net.terms import Terms, bottom_digest, placed_model
 from semisfl.settings.config import Config
 from semisfl.settings.layer_kinds import MAX_LAYERS
 from semisfl.settings.policy import DevicePolicy
@@ -248,3 +250,29 @@ def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:
     with network(tiny(1)) as net:
         net.join_all()
         assert set(net.clients[0].device.beginnings) == {"split", "split_alone"}
+
+
+@pytest.mark.parametrize("bottom", ["trained", "frozen"])
+@pytest.mark.parametrize(("name", "cut"), [("cnn", None), ("resnet18-imagenet", "block1_2")])
+def test_a_device_builds_the_servers_bottom_from_the_bottoms_layers_alone(
+    name: str, cut: str | None, bottom: str
+) -> None:
+    settings = tiny(model={"name": name, "cut": cut}, clients={"bottom": bottom})
+    shape = (3, 64, 64)
+    server = build_model(settings, shape, 5)
+    sent = Terms(settings, shape, 5, (0.5,) * 3, (0.5,) * 3, bottom_digest(settings, server))
+    received = Terms.from_json(sent.to_json(), ["semisfl"])
+    layers, held = received.placed()
+    assert len(layers) == held < len(placed_model(settings.model, shape, 5)[0])
+    assert (
+        sum(one.parameters for one in layers) == parameter_count(server.bottom)
+        or bottom == "frozen"
+    )
+    images = torch.zeros(1, *shape, dtype=torch.uint8)
+    member = Member(received, lambda _: (images, 0), Hardware("cpu", received.config.runtime))
+    assert member.schemas.digest == Schemas.of(settings, server).digest
+    member.model.bottom.load_state_dict(server.bottom.state_dict())
+    with torch.no_grad():
+        x = torch.rand(2, *shape)
+        torch.testing.assert_close(member.model.bottom(x), server.bottom(x), rtol=0, atol=0)
+    assert bottom_digest(received.config, member.model) == received.bottom

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "another learning rate": {"optimizer": {"lr": 5.0}},
     "no policy": {"policy": {"uses_per_image": 9}},
     "another precision": {"runtime": {"precision": "bf16"}},
+    "a frozen bottom": {"clients": {"bottom": "frozen"}},
+    "more views": {"clients": {"strong_views": 5}},
 }
 
 
@@ -94,7 +97,11 @@ def test_what_stays_on_the_server_changes_no_digest() -> None:
         server={"steps": 7, "batch": 3},
         network={"deadline": 3.0},
         semisfl={"temperature": 0.5, "queue_size": 3},
-        model={"layers": HONEST, "cut": 3, "projection": 5},
+        model={
+            "layers": [*HONEST[:3], {"kind": "linear", "features": 9}, TAIL[1]],
+            "cut": 3,
+            "projection": 5,
+        },
         robust={"aggregate": "median"},
     )
     assert own.digest == terms().digest
@@ -184,7 +191,7 @@ def test_the_shown_terms_say_what_a_layer_is_not_what_it_is_called() -> None:
     assert text.isascii() and terms().digest in text
     # 4 channels of 14 x 14 pixels, twice, as fp32; 3 x 3 weights and a bias for each channel.
     assert "two views of 784 values, 6,272 bytes (an image has 256 values)" in text
-    assert "40 parameters in the first 3 of 4 layers" in text
+    assert "40 parameters in 3 layers; the server runs the layers above" in text
     assert "flip on, cutout 4" in text and "4 images each" in text
     full_model = text_of_terms(terms(method="fedswitch"))
     assert "WHOLE MODELS of 3,180 values" in full_model and "iid_threshold" in full_model
@@ -250,6 +257,21 @@ def test_what_inspect_prints_without_a_network_is_what_a_server_sends() -> None:
     planned = devices.planned_terms("digits", ["rounds=3"], None)
     assert planned.shape == (1, 28, 28) and planned.classes == 10
     assert planned.digest != devices.planned_terms("digits", None, None).digest
+    fresh, again, other, coded = (
+        devices.planned_terms("digits", ["clients.bottom=frozen", "rounds=3", *more], None)
+        for more in ([], [], ["seed=1"], ["wire.models=int8"])
+    )
+    assert (
+        fresh.bottom == again.bottom
+        and len({planned.bottom, fresh.bottom, other.bottom, coded.bottom}) == 4
+    )
+    assert fresh.digest != replace(
+        fresh, bottom=other.bottom
+    ).digest and other.bottom in text_of_terms(other)
+    assert Terms.from_json(fresh.to_json(), ["semisfl"]).digest == fresh.digest
+    for wrong in (replace(fresh, bottom=None), replace(planned, bottom=fresh.bottom)):
+        with pytest.raises(WireError, match="does not fit"):
+            Terms.from_json(wrong.to_json(), ["semisfl"])
     with pytest.raises(ValueError, match="inspect needs --certs DIR"):
         devices.inspect("localhost:1")
 

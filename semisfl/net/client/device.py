@@ -29,7 +29,7 @@ from semisfl.net.client.member import Images, Member
 from semisfl.net.client.rejection import Rejected, plain
 from semisfl.net.client.split_round import ClientSplitRound
 from semisfl.net.frames import Frame, Schema, WireError, decode
-from semisfl.net.terms import Terms, placed_model
+from semisfl.net.terms import Terms
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
 from semisfl.settings.counts import plural
@@ -221,7 +221,7 @@ class Device:
         # The terms themselves count at every connection, not the name of the run that comes with them.
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
         if self.joined is None or self.joined.terms != terms:
-            placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError
+            terms.placed()  # or a WireError
             self._connection.owner.approval.check(terms.digest)
             # Its images and model leave the memory before those of the new terms come.
             self.joined = None

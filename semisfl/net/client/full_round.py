@@ -51,7 +51,6 @@ class ClientFullRound:
             on_request=OnRequest(self, fields["on_request"]),
             settings=full_settings(member.config),
         )
-        member.hold_whole_model()
         (result,) = member.block.train(work, plan, between=self._beat)
         # Frames carry finite numbers only: a NaN loss is sent as the largest allowed value, so that
         # the server notices it.

@@ -11,10 +11,11 @@ from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.caps import RoundSizes
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
-from semisfl.models.build import build_model
+from semisfl.models.build import build_bottom, build_model
 from semisfl.models.shapes import Shape
 from semisfl.net.messages import Schemas
 from semisfl.net.terms import Terms
+from semisfl.settings import lookup
 from semisfl.stopping import StopFlag
 
 VIEWS_AHEAD = 32 * 2**20
@@ -40,22 +41,17 @@ class Member:
         self.client = -1
         """This client's index in the run; -1 before `enrol`."""
         self.terms = terms
-        built = build_model(terms.config, terms.shape, terms.classes, projector="none")
+        about = terms.config, terms.shape, terms.classes
+        whole = lookup.method(terms.config.method).works
+        built = build_model(*about, projector="none") if whole else build_bottom(*about)
         self.model = built.to(hardware.device)
         self.schemas = Schemas.of(terms.config, self.model)
-        # Split rounds need no top, and a device may not have the room for one.
-        self.model.top.to("meta")
         self.images, self.skipped = load(terms.shape)
 
     @property
     def sizes(self) -> RoundSizes:
         """Return the sizes that decide what a round uses of the quotas."""
         return RoundSizes.of(self.model, self.config.clients.batch, len(self.images))
-
-    def hold_whole_model(self) -> None:
-        """Allocate the top, whose weights come with a full-model round. A split round leaves it out."""
-        if any(tensor.is_meta for tensor in self.model.top.state_dict().values()):
-            self.model.top.to_empty(device=self.hardware.device)
 
     def enrol(self, client: int, stop: StopFlag, outgoing: Outgoing | None = None) -> None:
         """Make the block of this client, once: a client keeps its index for the whole run.

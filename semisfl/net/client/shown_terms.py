@@ -16,7 +16,7 @@ from semisfl.net import chunks, hostport, messages
 from semisfl.net.client.connection import open_channel
 from semisfl.net.client.rejection import Rejected, explained
 from semisfl.net.frames import WireError
-from semisfl.net.terms import Terms, placed_model
+from semisfl.net.terms import Terms
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings import catalog, lookup
 from semisfl.settings.counts import plural
@@ -62,7 +62,7 @@ def read_terms(
     methods = frozenset(catalog.METHODS) | frozenset(allow_methods)
     try:
         terms = Terms.from_json(text.decode("utf-8", "replace"), methods)
-        placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError, as in `join`
+        terms.placed()  # or a WireError, as in `join`
         return terms
     except WireError as error:
         raise Rejected(str(error), "refused") from error
@@ -102,42 +102,46 @@ def _about_run(terms: Terms) -> Iterator[str]:
 
 
 def _about_model(terms: Terms) -> Iterator[str]:
-    """Yield the lines about the images and every layer, with the cut between device and server."""
-    placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
-    bottom = sum(layer.parameters for layer in placed[:held])
-    total = sum(layer.parameters for layer in placed)
+    """Yield the lines about the images and every layer that the device builds."""
+    placed, held = terms.placed()
+    parameters = sum(layer.parameters for layer in placed)
+    above = "; the server runs the layers above" if len(placed) == held else ""
     yield image_line(terms.shape, terms.classes, terms.mean, terms.std)
-    yield (
-        f"model       {bottom:,} parameters in the first {held} of {len(placed)} layers, "
-        f"{total:,} in all"
-    )
-    yield from layer_lines(placed[:held])
-    yield "      ---- cut: a split method runs the layers below on the server ----"
-    yield from layer_lines(placed[held:], held + 1)
+    yield f"model       {parameters:,} parameters in {plural(len(placed), 'layer')}{above}"
+    if terms.bottom:
+        yield f"frozen      weights {terms.bottom}"
+    yield from layer_lines(placed)
 
 
 def _about_sending(terms: Terms) -> Iterator[str]:
     """Yield the lines about what leaves the device: features and a bottom, or whole models."""
-    placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
-    wire, values = terms.config.wire, prod(placed[held - 1].gives)
-    size = {codec: codec_named(codec).size((1, values)) for codec in wire.codecs}
+    placed, held = terms.placed()
+    wire, clients, values = terms.config.wire, terms.config.clients, prod(placed[held - 1].gives)
+    parameters = sum(layer.parameters for layer in placed)
     if lookup.method(terms.config.method).works:
-        total = sum(layer.parameters for layer in placed)
-        yield f"leaves      WHOLE MODELS of {total:,} values, in every round ({wire.models})"
+        yield f"leaves      WHOLE MODELS of {parameters:,} values, in every round ({wire.models})"
         return
-    pixels = prod(terms.shape)
-    together = size[wire.student_features] + size[wire.teacher_features]
-    yield (
-        f"leaves      per image and step two views of {values:,} values, {together:,} bytes "
-        f"(an image has {pixels:,} values)"
+    teacher, student = (
+        codec_named(codec).size((1, values))
+        for codec in (wire.teacher_features, wire.student_features)
     )
-    bottom = sum(layer.parameters for layer in placed[:held])
-    yield f"            per round the trained bottom of {bottom:,} values ({wire.models})"
+    pixels = f"(an image has {prod(terms.shape):,} values)"
+    if terms.bottom:
+        together = clients.weak_views * teacher + clients.strong_views * student
+        yield (
+            f"leaves      once per image {plural(sum(clients.views.values()), 'view')} of {values:,} values, "
+            f"{together:,} bytes {pixels}"
+        )
+        return
+    yield (
+        f"leaves      per image and step two views of {values:,} values, {student + teacher:,} bytes {pixels}"
+    )
+    yield f"            per round the trained bottom of {parameters:,} values ({wire.models})"
 
 
-def layer_lines(placed: Sequence[Placed], first: int = 1) -> Iterator[str]:
-    """Yield a line for every layer of ``placed``, numbered from ``first``; a block's layers follow it, indented."""
-    for number, layer in enumerate(placed, start=first):
+def layer_lines(placed: Sequence[Placed]) -> Iterator[str]:
+    """Yield a numbered line for every layer of ``placed``; a block's layers follow it, indented."""
+    for number, layer in enumerate(placed, start=1):
         yield f"  {number:3} {_layer(layer)}"
         yield from _inner_lines(layer, "      ")
 

@@ -58,7 +58,7 @@ from semisfl.net.server.value_checks import (
     update_size,
 )
 from semisfl.net.server.waiting import Waiting, some_of
-from semisfl.net.terms import Terms
+from semisfl.net.terms import Terms, bottom_digest
 from semisfl.settings.counts import plural
 from semisfl.settings.robust import FEWEST
 
@@ -92,7 +92,8 @@ class NetworkFleet:
         self.held_back = HeldBack(self._tell_held_back)
         self.roster = Roster(config.clients.total)
         self.device_log = DeviceLog()
-        self.terms = Terms(config, setup.shape, setup.classes, setup.mean, setup.std)
+        frozen = bottom_digest(config, setup.model)
+        self.terms = Terms(config, setup.shape, setup.classes, setup.mean, setup.std, frozen)
         """The terms that devices are asked to accept."""
         self._hardware = setup.hardware
         self._schemas = Schemas.of(config, setup.model)
