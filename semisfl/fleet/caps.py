@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 
 from semisfl.models.split import SplitModel
-from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, round_bits
+from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, feature_bits, round_bits
+from semisfl.settings.run import ClientsConfig
 
 
 def most_uses(steps: int, batch: int, count: int) -> int:
@@ -104,6 +105,17 @@ class Spent:
         return (
             "all that this device sent by the end of this round carries at most "
             f"{self.bits:,.1f} bits about any one image{cap}"
+        )
+
+
+def refuse_views(policy: DevicePolicy, clients: ClientsConfig, features: int) -> None:
+    """Raise `PolicyBreach` if a frozen bottom's views of one image, with ``features`` values each, exceed a quota."""
+    views = sum(clients.views.values())
+    use = RoundUse(views, views * feature_bits(policy, features))
+    if excess := Spent().plus(use).excess(policy):
+        raise PolicyBreach(
+            f"{excess}; lower clients.weak_views = {clients.weak_views} or "
+            f"clients.strong_views = {clients.strong_views}, or raise the limit"
         )
 
 

@@ -72,6 +72,22 @@ class RowFormat:
     features: int
     """The length of a row, d."""
 
+    @classmethod
+    def of(cls, config: Config, features: int) -> "RowFormat":
+        """Return the format of the rows in a run: the teacher sees weak views, the student strong ones."""
+        wire = config.wire
+        codecs = {"weak": wire.teacher_features, "strong": wire.student_features}
+        return cls(codecs, config.clients.views, features)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all rows of an image."""
+        return sum(self.part(kind) for kind in KINDS)
+
+    def part(self, kind: str) -> int:
+        """Return the bytes of an image's rows of one kind of view."""
+        return self.views[kind] * codec_named(self.codecs[kind]).size((1, self.features))
+
     def pack(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the bytes of some images, [images, bytes], from their rows of each kind, [images * views, d]."""
         encoded = [codec_named(self.codecs[kind]).encode(rows[kind]) for kind in KINDS]
@@ -99,29 +115,48 @@ class RowFormat:
 class RowFile:
     """The rows of one client in a file, which begins with a line of JSON that says what they are."""
 
-    def __init__(
-        self, path: Path, form: RowFormat, about: Mapping[str, Any], packed: Iterable[Tensor]
-    ) -> None:
-        """Map the file at ``path``. If there is none that is ``about`` the same rows, write it first.
+    def __init__(self, path: Path) -> None:
+        """Map the file at ``path``; raise `ValueError` if its size is not that of the images it names."""
+        begin = header(path)
+        about = json.loads(begin)
+        self._form = RowFormat(about["codecs"], about["views"], about["features"])
+        self.images = len(about["images"])
+        """How many images it has rows of."""
+        mapped = np.memmap(path, np.uint8, "r", len(begin))
+        self.bytes = len(mapped)
+        """The encoded size of all rows."""
+        if self.bytes != self.images * self._form.size:
+            raise ValueError(
+                f"{path} holds {self.bytes:,} bytes of rows, and {self.images * self._form.size:,} are due; "
+                "restore the file, or remove it so that its client sends it again"
+            )
+        self._images = mapped.reshape(self.images, -1)
+
+    @classmethod
+    def made(
+        cls, path: Path, form: RowFormat, about: Mapping[str, Any], packed: Iterable[Tensor]
+    ) -> "RowFile":
+        """Return the file at ``path``; if there is none that is ``about`` the same rows, write it first.
 
         Rows in a file with the same ``about`` are equal; ``about["images"]`` are the digests of the images, in order.
         ``packed`` yields the bytes of some images at a time, and is read only if the file is written, whole or not
         at all.
         """
-        self._form = form
         begin = json.dumps({**about, **vars(form)}, sort_keys=True).encode() + b"\n"
-        if not path.exists() or np.fromfile(path, np.uint8, len(begin)).tobytes() != begin:
+        if not path.exists() or header(path) != begin:
             path.parent.mkdir(exist_ok=True)
             lines = chain([begin], (some.cpu().numpy().tobytes() for some in packed))
             write_whole(path, lambda file: file.writelines(lines), private=True)
-        mapped = np.memmap(path, np.uint8, "r", len(begin))
-        self.bytes = len(mapped)
-        """The encoded size of all rows."""
-        self._images = mapped.reshape(len(about["images"]), -1)
+        return cls(path)
 
     def draw(self, kind: str, images: np.ndarray, views: np.ndarray) -> Tensor:
         """Return the bytes [..., bytes of a row] of one row for each of ``images`` [...], of its view in ``views`` [...]."""
-        codec, count = codec_named(self._form.codecs[kind]), self._form.views[kind]
-        size = count * codec.size((1, self._form.features))
+        count, size = self._form.views[kind], self._form.part(kind)
         part = self._images[:, :size] if kind == "weak" else self._images[:, -size:]
         return torch.from_numpy(part.reshape(len(part), count, -1)[images, views])
+
+
+def header(path: Path) -> bytes:
+    """Return the first line of a client's file: JSON that says what the rows are, with the digests of the images."""
+    with path.open("rb") as file:
+        return file.readline()
