@@ -14,7 +14,7 @@ BUDGETS = {
     "algorithm": 302,
     "attacks": 530,
     "cli": 1348,
-    "costs": 704,
+    "costs": 754,
     "data": 1430,
     "engine": 690,
     "engine/kernels": 1094,

@@ -148,9 +148,14 @@ def print_cuts(plan: "Plan") -> None:
 
     Cuts that send the same, such as after a convolution and after its ReLU, share a line.
     """
+    once, views = plan.chosen.once, plan.config.clients.views
+    # Codecs of one size share a column.
+    codecs = {size: codec for codec, size in plan.chosen.image_bytes.items()}.values()
     table = output.table(
         f"cuts of {plan.config.model.name} for {plan.cuts[0].title}: one client",
-        ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "a day"),
+        ("cut", "bottom", "GFLOP", "memory", *codecs, "sent", "seconds")
+        if once
+        else ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "a day"),
     )
     for group in plan.groups():
         line, inside = group[-1], [one.index for one in group]
@@ -158,17 +163,23 @@ def print_cuts(plan: "Plan") -> None:
         table.add_row(
             f"{'–'.join(dict.fromkeys((group[0].cut, line.cut)))} {signs}".strip(),
             amount(line.bottom_bytes),
-            amount(line.features_per_step),
-            f"{line.client_flops / 1e9:,.1f}",
+            *(() if once else (amount(line.features_per_step),)),
+            f"{line.client_flops / 1e9:,.{2 if once else 1}f}",
             amount(line.client_memory) + ("" if line.fits else " !"),
+            *(f"{line.image_bytes[codec] / 1000:,.0f}" for codec in codecs),
             amount(line.total),
-            f"{line.seconds:,.1f}",
-            f"{line.rounds_per_day:,.0f}",
+            f"{line.seconds:,.{0 if once else 1}f}",
+            *(() if once else (f"{line.rounds_per_day:,.0f}",)),
         )
     output.show(table)
     print(
-        "features and GFLOP are per iteration, sent and seconds per round; a day is so many rounds. * is the "
-        "configured cut, < the fastest; ! needs more memory than a device has\n"
+        f"GFLOP and the kB in each codec are for one image's {views['weak']} weak and {views['strong']} strong views. "
+        "sent is all that a client sends and receives, once; seconds are those of the first round, in which all "
+        "clients encode. "
+        if once
+        else "features and GFLOP are per iteration, sent and seconds per round; a day is so many rounds. ",
+        "* is the configured cut, < the fastest; ! needs more memory than a device has\n",
+        sep="",
     )
 
 
@@ -191,7 +202,7 @@ def print_methods(plan: "Plan") -> None:
     output.show(table)
     alone = plan.config.rounds - plan.config.client_rounds
     print(
-        "down, up and seconds are per round; work, send and wait are where an average client spends them. "
+        f"down, up and seconds are {'those of the first round' if plan.chosen.once else 'per round'}; work, send and wait are where an average client spends them. "
         f"run and hours are of {plural(plan.config.rounds, 'round')} with {plural(plan.config.clients.active, 'active client')}"
         f"{f', the first {alone} without clients' if alone else ''}\n"
     )
@@ -200,19 +211,24 @@ def print_methods(plan: "Plan") -> None:
 def _codecs(config: "Config") -> str:
     """Return ``fp32``, or the codec of each kind of tensor."""
     wire = config.wire
-    if len(wire.codecs) == 1:
-        return wire.models
-    used = wire.model_dump()
-    return ", ".join(f"{codec} {kind.replace('_', ' ')}" for kind, codec in used.items())
+    by_kind = ", ".join(f"{codec} {kind.replace('_', ' ')}" for kind, codec in wire)
+    return wire.models if len(wire.codecs) == 1 else by_kind
 
 
 def advice(plan: "Plan") -> list[str]:
     """Return the conclusions of a plan, one sentence each.
 
     They name the fastest cut, the cut with the fewest bytes, and how the configured method compares with methods that send
-    whole models.
+    whole models, or with a bottom that is trained.
     """
     best, chosen, smallest = plan.best, plan.chosen, plan.smallest
+    if chosen.once:
+        return [
+            f"Fewest bytes: {smallest.cut} ({amount(smallest.total)} per client). The configured cut, {chosen.cut}: "
+            f"{amount(chosen.total)} per client, {amount(plan.run_bytes(chosen))} in all.",
+            f"A run that trains this bottom on the clients would send {amount(plan.trained_bytes)}.",
+            "Earlier cuts show more of the images: `semisfl leakage` measures it.",
+        ]
     sentences = [
         f"Best cut for these connections and devices: {best.cut} ({best.seconds:,.1f} s per round, "
         f"{best.rounds_per_day:,.0f} rounds a day, {amount(best.total)} per client)."
@@ -265,9 +281,12 @@ def as_json(plan: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]
 
     def plain(line: "Line") -> dict[str, Any]:
         """Return the costs of one method at one cut as plain values."""
-        fitting = line.rounds_per_day if line.seconds else None
-        run = {"run_bytes": plan.run_bytes(line), "run_hours": plan.run_hours(line)}
-        return asdict(line) | {"total": line.total, "rounds_per_day": fitting} | run
+        return asdict(line) | {
+            "total": line.total,
+            "rounds_per_day": line.rounds_per_day if line.seconds else None,
+            "run_bytes": plan.run_bytes(line),
+            "run_hours": plan.run_hours(line),
+        }
 
     common = {
         "rounds": plan.config.rounds,
@@ -282,6 +301,7 @@ def as_json(plan: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]
         "best": plan.best.cut,
         "configured": plan.chosen.cut,
         "fewest_bytes": plan.smallest.cut,
+        "trained_bytes": plan.trained_bytes,
         "advice": advice(plan),
         "picture": str(picture) if picture else None,
     }

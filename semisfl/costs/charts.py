@@ -20,7 +20,7 @@ def plan_picture(plan: Plan) -> "Figure":
 
     groups = plan.groups()
     figure = Figure(figsize=(max(9.0, 4.0 + 0.42 * len(groups)), 7.6), layout="constrained")
-    sent, taken = figure.subplots(2, 1, sharex=True)
+    (sent, taken), once = figure.subplots(2, 1, sharex=True), plan.chosen.once
     lines = [group[-1] for group in groups]
     models = [
         sum(size for kind, size in line.kinds.items() if kind[:5] in ("model", "teach")) / MEGA
@@ -28,9 +28,13 @@ def plan_picture(plan: Plan) -> "Figure":
     ]
     total = [line.total / MEGA for line in lines]
     exchanged = [sum_of_all - part for sum_of_all, part in zip(total, models, strict=True)]
-    _bars(sent, total, {"bottom models": models, "features and gradients": exchanged})
+    _bars(
+        sent,
+        total,
+        {"bottom models": models, "features" if once else "features and gradients": exchanged},
+    )
     _levels(sent, plan, [line.total / MEGA for line in plan.full])
-    sent.set_ylabel("MB per client and round")
+    sent.set_ylabel("MB per client, once" if once else "MB per client and round")
     _bars(
         taken,
         [line.seconds for line in lines],
@@ -40,7 +44,7 @@ def plan_picture(plan: Plan) -> "Figure":
         },
     )
     _levels(taken, plan, [line.seconds for line in plan.full])
-    taken.set_ylabel("seconds per round")
+    taken.set_ylabel("seconds of the first round" if once else "seconds per round")
     taken.set_xticks(range(len(groups)), [_label(plan, group) for group in groups])
     taken.tick_params(axis="x", labelsize=8)
     if len(groups) > 6:

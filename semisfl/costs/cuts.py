@@ -11,7 +11,7 @@ from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.methods.sizes import Sizes
 from semisfl.models.build import uncut, widest_head
 from semisfl.models.layers import batchnorms, named_layers
-from semisfl.models.memory import activations, training_bytes
+from semisfl.models.memory import FP32, activations, training_bytes
 from semisfl.models.shapes import Placed, Shape, pair, place
 from semisfl.models.split import NARROW_HEAD, cut_index
 from semisfl.models.zoo import MODELS
@@ -37,6 +37,8 @@ class LayerCost:
     """Output values for one image."""
     kept: int
     """Activation values for one image that a backward pass needs, inner layers included."""
+    live: int
+    """Most values for one image in memory at a time if there is no backward pass."""
     flops: int
     """Operations of one image's forward pass: those of convolutions and matrix products."""
 
@@ -120,6 +122,11 @@ class Cut:
         activations = sum(layer.kept for layer in layers)
         return training_bytes(parameters, activations, batch, copies=copies, kept=kept)
 
+    def encoding_memory(self, batch: int) -> int:
+        """Return the bytes of weights and activations of a client that encodes ``batch`` views at a time."""
+        layers = self.layers[: self.index]
+        return self.memory(0, 1, 0) + FP32 * batch * max(layer.live for layer in layers)
+
 
 def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
     """Return the configured model with the configured cut, for images of ``shape`` (channels, height, width)."""
@@ -143,6 +150,7 @@ def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
                 layer.parameters,
                 prod(layer.gives),
                 activations(layer),
+                _live(layer),
                 _flops(layer),
             )
         )
@@ -158,6 +166,12 @@ def every_cut(cut: Cut) -> list[Cut]:
 
 def _tensors(state: Mapping[str, torch.Tensor]) -> Tensors:
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in state.values())
+
+
+def _live(placed: Placed) -> int:
+    """Return what a layer reads and writes; a block keeps its input while its inner layers compute."""
+    inner = [_live(layer) for layer in (*placed.body, *placed.shortcut)]
+    return prod(placed.takes) + max(inner or [prod(placed.gives)])
 
 
 def _flops(placed: Placed) -> int:

@@ -9,8 +9,10 @@ from semisfl.costs.clock import World, time_round
 from semisfl.costs.cuts import every_cut
 from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.fleet.base import draw_active
+from semisfl.fleet.rows import TOGETHER
+from semisfl.methods.sizes import Cost
 from semisfl.settings import catalog, lookup
-from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.config import Config
 
 ROUNDS = 20
 """A plan's seconds are the mean of so many rounds, because connection speeds vary."""
@@ -21,11 +23,16 @@ SPLIT_METHOD = "semisfl"
 
 @dataclass(frozen=True)
 class Line:
-    """The costs of a method at one cut. Bytes and seconds are those of one client in a round, unless said otherwise."""
+    """The costs of a method at one cut. Bytes and seconds are those of one client in a round, unless said otherwise.
+
+    If clients send once, with a frozen bottom, bytes are those of the whole run.
+    """
 
     method: str
     title: str
     split: bool
+    once: bool
+    """Whether a client encodes its images once, and then has nothing to send."""
     cut: str
     index: int
     down: int
@@ -36,13 +43,15 @@ class Line:
     gradients_per_step: int
     bottom_bytes: int
     """Bytes of the client's part of the model, as it is sent."""
+    image_bytes: dict[str, int]
+    """With a frozen bottom, the bytes of one image's rows in each codec, all views together."""
     client_flops: float
-    """Operations of one client in an iteration."""
+    """Operations of one client in an iteration; with a frozen bottom, for one image."""
     client_memory: int
     fits: bool
     """Whether the profile's smallest device has that much memory."""
     seconds: float
-    """Mean seconds of a round."""
+    """Mean seconds of a round; with a frozen bottom, of a first round in which all clients encode their images."""
     computing: float
     """Seconds in which an average client computes, sends and waits; they add up to the round."""
     sending: float
@@ -75,7 +84,9 @@ class Plan:
     cuts: list[Line]
     """Cuts of the split method, from the first layer to the last."""
     methods: list[Line]
-    """All methods, at the configured cut."""
+    """All methods, at the configured cut; with a frozen bottom, those that cut the model."""
+    trained_bytes: int
+    """Bytes of a run of the split method whose clients train the configured bottom."""
 
     @property
     def chosen(self) -> Line:
@@ -119,13 +130,19 @@ class Plan:
 
         Rounds in which the server trains alone send none.
         """
-        return line.total * self.config.clients.active * self.config.client_rounds
+        config = self.config
+        if not line.once:
+            return line.total * config.clients.active * config.client_rounds
+        rounds = range(config.server.pretrain_rounds, config.rounds)
+        return line.total * len({client for index in rounds for client in _active(config, index)})
 
     def run_hours(self, line: Line) -> float:
         """Return the virtual hours of the whole run, with the rounds in which the server trains alone."""
         together = self.config.client_rounds
         alone = self.config.rounds - together
-        return (line.seconds * together + line.alone_seconds * alone) / 3600
+        first = min(1, together)
+        later = (together - first) * (line.server_seconds if line.once else line.seconds)
+        return (line.seconds * first + later + line.alone_seconds * alone) / 3600
 
     def break_even_steps(self, line: Line, rival: Line) -> int:
         """Return the fewest steps K_u with which ``rival``, a full-model method, sends less than ``line``."""
@@ -157,12 +174,8 @@ def make(
     configuration with another method; by default the other methods have ``config``. ``others`` are further
     methods, which may be named by their path.
     """
-    if config.clients.bottom == "frozen":
-        raise ConfigError(
-            "clients.bottom = 'frozen': a plan knows the costs of trained bottoms alone; leave it out"
-        )
-    own = RoundCosts.of(config, images)
-    entries = dict(catalog.METHODS)
+    own, frozen = RoundCosts.of(config, images), config.clients.bottom == "frozen"
+    entries = {name: one for name, one in catalog.METHODS.items() if not (frozen and one.works)}
     for name in (config.method, *others):
         entries.setdefault(name, lookup.method(name))
     priced = [
@@ -172,7 +185,10 @@ def make(
     is_split = own.usual is not None and own.usual.features > 0
     split = own if is_split else replace(own, entry=lookup.method(SPLIT_METHOD))
     cuts = [_line(split.at(cut.index), world) for cut in every_cut(own.cut)]
-    return Plan(config, world, [line for line in cuts if line], methods)
+    clients = config.clients.model_copy(update={"bottom": "trained"})
+    trained = replace(split, config=config.model_copy(update={"clients": clients})).usual
+    sent = (trained or Cost(0, 0)).total * clients.active * config.client_rounds
+    return Plan(config, world, [line for line in cuts if line], methods, sent)
 
 
 def _line(costs: RoundCosts, world: World) -> Line | None:
@@ -180,24 +196,27 @@ def _line(costs: RoundCosts, world: World) -> Line | None:
     cost, config, cut = costs.usual, costs.config, costs.cut
     if cost is None:
         return None
-    batch, steps, split = config.clients.batch, config.clients.steps, cost.features > 0
+    batch, split, once = config.clients.batch, cost.features > 0, costs.once
     memory = cut.memory(batch, cost.work.copies, cost.work.kept, whole=not split)
-    flops = cut.bottom_flops if split else cut.flops
+    memory = cut.encoding_memory(TOGETHER) if once else memory
+    flops = (1 if once else batch) * (cut.bottom_flops if split else cut.flops)
     seconds, server, shares = _mean_round(costs, world)
     there = bool(cost.total)  # Supervised-only asks nothing of clients
     return Line(
         method=costs.entry.name,
         title=costs.entry.title,
         split=split,
+        once=once,
         cut=cut.name,
         index=cut.index,
         down=cost.down,
         up=cost.up,
         kinds=cost.by_kind(),
-        features_per_step=cost.features // steps,
-        gradients_per_step=cost.gradients // steps,
+        features_per_step=0 if once else cost.features // config.clients.steps,
+        gradients_per_step=cost.gradients // config.clients.steps,
         bottom_bytes=there * (costs.sizes.bottom if split else costs.sizes.full),
-        client_flops=there * cost.work.client * batch * flops,
+        image_bytes={codec: costs.image_bytes(codec) for codec in catalog.CODECS if once},
+        client_flops=there * cost.work.client * flops,
         client_memory=there * memory,
         fits=not there or memory <= world.profile.least_memory,
         seconds=seconds,
@@ -209,13 +228,17 @@ def _line(costs: RoundCosts, world: World) -> Line | None:
     )
 
 
+def _active(config: Config, index: int) -> Sequence[int]:
+    """Return the clients that are drawn for a round, if all are there."""
+    clients = config.clients
+    return draw_active(config.seed, index, clients.total, range(clients.total), clients.active)
+
+
 def _mean_round(costs: RoundCosts, world: World) -> tuple[float, float, tuple[float, float, float]]:
     """Return the seconds of a round, the server's part, and an average client's computing, sending and waiting."""
-    clients = costs.config.clients
-    timed = []
+    timed, everyone = [], range(costs.config.clients.total)
     for index in range(ROUNDS):
-        everyone = range(clients.total)
-        active = draw_active(costs.config.seed, index, clients.total, everyone, clients.active)
+        active = everyone if costs.once else _active(costs.config, index)
         timed.append(time_round(index, costs.usual_work(active), world))
     each = [times for one in timed for times in one.clients.values()]
     parts = ([t.computing for t in each], [t.sending for t in each], [t.waiting for t in each])

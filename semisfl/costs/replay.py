@@ -7,7 +7,7 @@ client are computed from the method's formula and the active clients, scaled to 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -45,14 +45,18 @@ def traffic_of(rounds: Sequence[RoundMetrics], costs: RoundCosts) -> list[RoundT
 
     Raises ValueError for a round that does not record what was sent.
     """
-    traffic, before = [], RoundMetrics(round=-1, bytes_total=0)
+    traffic, before, known = [], RoundMetrics(round=-1, bytes_total=0), set[int]()
     for now in rounds:
-        traffic.append(_traffic_of_round(now, before, costs))
+        traffic.append(_traffic_of_round(now, before, costs, known))
         before = now
+        known.update(traffic[-1].clients)
     return traffic
 
 
-def _traffic_of_round(now: RoundMetrics, before: RoundMetrics, costs: RoundCosts) -> RoundTraffic:
+def _traffic_of_round(
+    now: RoundMetrics, before: RoundMetrics, costs: RoundCosts, known: Collection[int]
+) -> RoundTraffic:
+    """Return the bytes of round ``now``; ``known`` are the clients of the rounds before it."""
     if now.bytes_by_client is not None:
         each = {
             client: {kind: int(size) for kind, size in group.items() if kind != "clients"}
@@ -69,7 +73,12 @@ def _traffic_of_round(now: RoundMetrics, before: RoundMetrics, costs: RoundCosts
     # The clients drawn for the round, if all were present.
     active = draw_active(seed, now.round, clients.total, range(clients.total), clients.active)
     usual = (costs.usual or Cost(0, 0)).by_kind()
-    kinds = _by_formula(sent, usual, len(active), now, costs.sizes)
+    if costs.once:
+        active = tuple(client for client in active if client not in known) or active
+        down = min(sent, len(active) * usual["model_down"])
+        kinds = {"model_down": down, "features_up": sent - down}
+    else:
+        kinds = _by_formula(sent, usual, len(active), now, costs.sizes)
     return RoundTraffic(_shared(kinds, usual, active), exact=False)
 
 
@@ -145,6 +154,8 @@ def _recode_kind(kind: str, size: int, was: RoundCosts, now: RoundCosts) -> tupl
 def _tensor_sizes(kind: str, costs: RoundCosts) -> tuple[int, ...]:
     """Return the sizes of the tensors or states that make up a kind, the largest first."""
     sizes, steps = costs.sizes, costs.config.clients.steps
+    if kind == "features_up" and costs.once:
+        return (costs.image_bytes(),)
     if kind == "features_up":
         return ((sizes.student_features + sizes.teacher_features) // steps,)
     if kind == "gradients_down":
@@ -223,7 +234,8 @@ def replay(
     times = []
     for metrics, one in zip(run.rounds, traffic, strict=True):
         steps = metrics.supervised_steps
-        work = now.work(one.clients, config.server.steps if steps is None else steps)
+        supervised = config.server.steps if steps is None else steps
+        work = now.work(one.clients, supervised, metrics.contributing or 0)
         times.append(time_round(metrics.round, work, own))
     return Replay(run, now.config, traffic, times)
 

@@ -170,28 +170,66 @@ class RoundCosts:
 
     @cached_property
     def usual(self) -> Cost | None:
-        """Return the cost of one active client's usual round, or None if the method has no formula."""
-        return cost_of(self.entry, self.sizes, self.config)
+        """Return the cost of one active client's usual round, or None if the method has no formula.
+
+        With a frozen bottom it is what a client with the mean number of images sends and computes in the whole run.
+        """
+        cost, clients = cost_of(self.entry, self.sizes, self.config), self.config.clients
+        if cost is None or not cost.features or clients.bottom == "trained":
+            return cost
+        # The bottom down and the rows up, once.
+        rows = round(self.images.mean * self.image_bytes())
+        work = replace(cost.work, client=float(sum(clients.views.values())), copies=1, kept=0)
+        return Cost(self.sizes.bottom, rows, features=rows, work=work)
+
+    @property
+    def once(self) -> bool:
+        """Return whether clients encode their images once, with a frozen bottom, and then have nothing to send."""
+        return self.config.clients.bottom == "frozen" and bool((self.usual or Cost(0, 0)).features)
+
+    def image_bytes(self, codec: str | None = None) -> int:
+        """Return the bytes of the rows that a frozen bottom makes of one image, all views together.
+
+        ``codec`` replaces the run's codecs.
+        """
+        wire, views = self.config.wire, self.config.clients.views
+        codecs = {"weak": codec or wire.teacher_features, "strong": codec or wire.student_features}
+        row = (1, self.cut.features)
+        return sum(views[kind] * codec_named(codecs[kind]).size(row) for kind in views)
 
     def usual_work(self, active: Iterable[int]) -> RoundWork:
-        """Return the work of a usual round with these active clients."""
+        """Return the work of a usual round with these active clients; if they send once, of the round in which they do."""
         cost = self.usual
         assert cost is not None, "only methods with a formula have a usual round"
         by_client = dict.fromkeys(active, cost.by_kind()) if cost.total else {}
-        return self.work(by_client, self.config.server.steps)
+        return self.work(by_client, self.config.server.steps, self.config.clients.active)
 
-    def work(self, by_client: Mapping[int, Bytes], supervised_steps: int) -> RoundWork:
-        """Return the work of a round in which these bytes went to and from each client."""
-        cost = self.usual
+    def work(
+        self, by_client: Mapping[int, Bytes], supervised_steps: int, stored: int = 0
+    ) -> RoundWork:
+        """Return the work of a round in which these bytes went to and from each client.
+
+        ``stored`` counts the clients of which the server trains on stored rows, where they send once.
+        """
+        cost, clients = self.usual, self.config.clients
         passes = (cost or Cost(0, 0)).work
         head = self._head_flops if passes.head else 0
         images = supervised_steps * self.config.server.batch
         # A teacher that only computes keys runs its bottom and head, not its top.
         top = self.cut.flops - self.cut.bottom_flops
         # A second view of each labelled image is trained on as well: 3 passes.
-        supervised = passes.supervised + 3.0 * (self.config.labeled_view == "both")
+        both = self.config.labeled_view == "both"
+        supervised = passes.supervised + 3.0 * both
         passes_of_top = supervised - passes.head
-        server = images * (supervised * (self.cut.bottom_flops + head) + passes_of_top * top)
+        # A frozen bottom has no backward passes.
+        of_bottom = supervised - 2.0 * (1 + both) * (clients.bottom == "frozen")
+        server = images * (
+            of_bottom * self.cut.bottom_flops + supervised * head + passes_of_top * top
+        )
+        if self.once:
+            rows = stored * clients.steps * clients.batch
+            encoding = [self._encoding(*item) for item in by_client.items()]
+            return RoundWork(server + rows * passes.server * (top + head), [encoding])
         if not by_client:
             return RoundWork(server)
         if (cost is not None and cost.features) or any(
@@ -230,6 +268,16 @@ class RoundCosts:
             step_down=sizes.get("gradients_down", 0) / max(steps, 1),
             backward=2 * bottom,
             server=config.clients.batch * passes.server * top,
+        )
+
+    def _encoding(self, client: int, sizes: Bytes) -> Share:
+        """Return the share of a client that encodes its images."""
+        views = self.images.of(client) * sum(self.config.clients.views.values())
+        return Share(
+            client,
+            down=sizes.get("model_down", 0),
+            up=sizes.get("features_up", 0),
+            before=views * self.cut.bottom_flops,
         )
 
     def _full(self, client: int, sizes: Bytes) -> tuple[list[Share], list[Share]]:

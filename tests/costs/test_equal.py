@@ -8,13 +8,17 @@ from functools import cache
 
 import pytest
 
+from semisfl.costs.clock import World
+from semisfl.costs.plan import make
 from semisfl.costs.replay import recode_traffic, traffic_of
 from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.metrics import RoundMetrics
+from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, parse
 from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
+from tests.fleet.test_frozen import frozen
 from tests.net.harness import tiny, toy_data
 
 WIRES = {
@@ -129,3 +133,48 @@ def test_a_client_without_confident_images_uploads_only_in_fedmatch(
     for client in traffic_of(metrics, priced)[2].clients.values():
         assert (client.get("model_up", 0) >= priced.sizes.full) is uploads
         assert client["model_down"] >= priced.sizes.full
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "supervised"])
+def test_a_frozen_bottom_goes_down_once_and_rows_come_up_once_as_the_formula_says(
+    method: str,
+) -> None:
+    """Three clients with unequal numbers of images, two of them in a round."""
+    data, partition = toy_data(3)
+    first, *others = partition.clients
+    partition = replace(partition, clients=(first[:7], *others))
+    each = {client: len(images) for client, images in enumerate(partition.clients)}
+    ran: dict[str, tuple[list[RoundMetrics], RoundCosts]] = {}
+    for wire, codecs in WIRES.items():
+        values = {**frozen(3, method=method, rounds=9, wire=codecs).model_dump(), "fleet": {}}
+        values["clients"]["active"], values["server"]["pretrain_rounds"] = 2, 1
+        experiment = assemble(parse(values), data, partition, device="cpu")
+        experiment.fleet.open(None)
+        rows = [RoundMetrics.from_dict(row) for row in run_rounds(experiment).rounds]
+        experiment.fleet.close(finished=True)
+        facts = ImageFacts.of_each(data.shape, len(data.classes), each)
+        ran[wire] = rows, RoundCosts.of(experiment.config, facts)
+    for rows, priced in ran.values():
+        traffic = traffic_of(rows, priced)
+        assert bool(traffic[1].clients) is priced.once is (method != "supervised")
+        sent: dict[int, dict[str, int]] = {}
+        for one in traffic:
+            assert not sent.keys() & one.clients.keys(), "a client sent twice"
+            sent.update({client: dict(sizes) for client, sizes in one.clients.items()})
+        down, row = priced.sizes.bottom, priced.image_bytes()
+        assert sent == {
+            client: {"features_up": each[client] * row, "model_down": down}
+            for client in (each if priced.once else ())
+        }
+        totals = [replace(one, bytes_by_client=None, bytes=None) for one in rows]
+        for one, recorded in zip(traffic_of(totals, priced), traffic, strict=True):
+            assert one.total == recorded.total and one.clients.keys() == recorded.clients.keys()
+        planned = make(priced.config, priced.images, World.of("1", "1", 0, "wire-only"))
+        own = next(line for line in planned.methods if line.method == method)
+        whole = sum(size for sizes in sent.values() for size in sizes.values())
+        assert planned.run_bytes(own) == pytest.approx(whole, abs=3)
+        if own.once:
+            assert own.image_bytes["int8"] == 5 * (priced.cut.features + 4)
+    (plain, was), (coded, now) = ran.values()
+    replayed = [recode_traffic(one, was, now) for one in traffic_of(plain, was)]
+    assert replayed == traffic_of(coded, now)

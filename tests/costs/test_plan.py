@@ -194,6 +194,54 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "jetson-mix" in capsys.readouterr().err
 
 
+def test_a_plan_of_a_frozen_bottom_by_hand() -> None:
+    """Three clients at links of 1 Mbit/s: the bottom down once, the rows of 100 images up once, then the server alone."""
+    changes = ["clients.bottom=frozen", "clients.total=3", "clients.active=2", "rounds=7"]
+    changes += ["wire.student_features=int8", "wire.teacher_features=fp16"]
+    world = replace(WIRE_ALONE, profile=clock.Profile(server_gflops=1, devices=(CAMERA,)))
+    made = plan("digits", *changes, world=replace(world))
+    images, (before, line) = 1000, (made.cuts[2], made.chosen)
+    assert (before.cut, line.cut, line.once) == ("pool1", "flatten", True)
+    for cut, d in ((before, 32 * 12 * 12), (line, 1024)):
+        views = {"fp32": 24, "fp16": 12, "bf16": 12, "int8": 6}
+        expected = {codec: size * d + 24 * (codec == "int8") for codec, size in views.items()}
+        assert {**cut.image_bytes, "int4": 0} == {**expected, "int4": 0}
+        assert cut.up == images * (2 * 2 * d + 4 * (d + 4))
+        assert cut.down == cut.bottom_bytes and cut.kinds["features_up"] == cut.up
+    bottom = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
+    assert line.client_flops == 6 * bottom
+    # Weights, and 128 views with what the first convolution reads and writes.
+    first = 28 * 28 + 32 * 24 * 24
+    assert line.client_memory == line.bottom_bytes + 4 * 128 * max(first, 2 * 32 * 24 * 24)
+    assert line.computing == pytest.approx(images * 6 * bottom / 2e9)
+    assert line.sending == pytest.approx(8e-6 * line.total)
+    top, head = 2 * (1024 * 512 + 512 * 10), 2 * (1024 * 1024 + 1024 * 128)
+    # A labelled image passes the frozen bottom once for the student and once for the teacher.
+    supervised = 20 * 32 * (2 * bottom + 4 * head + 3 * top)
+    rows = 2 * 10 * 32 * 4 * (top + head)
+    assert line.server_seconds == pytest.approx((supervised + rows) / 1e9)
+    assert line.seconds == pytest.approx(line.server_seconds + line.computing + line.sending)
+    assert made.run_hours(line) == pytest.approx((line.seconds + 6 * line.server_seconds) / 3600)
+    assert made.run_bytes(line) == 3 * line.total
+    assert {one.method for one in made.methods} >= {"semisfl", "supervised"} and not made.full
+    trained = plan("digits", *changes, "clients.bottom=trained")
+    assert made.trained_bytes == trained.run_bytes(trained.chosen)
+
+
+CAMERA = clock.DeviceKind(name="camera", gflops=2)
+
+
+def test_the_command_for_a_frozen_bottom(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "digits", "--set", "clients.bottom=frozen", "--out", str(tmp_path / "p.png")]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "fp32 bf16 int8 int4 sent seconds" in printed and "rounds a day" not in printed
+    assert "A run that trains this bottom on the clients would send" in printed
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
 def test_every_method_is_priced_with_its_own_settings(capsys: pytest.CaptureFixture[str]) -> None:
     """This holds for methods other than the run's, whose settings are not part of its configuration."""
     answers = []
