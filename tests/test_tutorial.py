@@ -122,11 +122,12 @@ def wait_for_page(address: str) -> str:
             time.sleep(0.2)
 
 
-def carry(machines: Path, machine: str) -> None:
-    """Copy a device's certificates to it, as the tutorial asks its readers to."""
-    made = machines / "server" / "certs" / "clients" / machine
-    if made.exists() and not (machines / machine / machine).exists():
-        shutil.copytree(made, machines / machine / machine)
+def carry(machines: Path) -> None:
+    """Copy requests to the server and certificates to the devices, as the tutorial asks its readers to."""
+    for request in machines.glob("camera-*/camera-*/*.csr"):
+        shutil.copy(request, machines / "server")
+    for made in (machines / "server" / "certs" / "clients").glob("*"):
+        shutil.copytree(made, machines / made.name / made.name, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_every_command_works_in_its_order(
             for name, here in names.items():
                 words = [word.replace(name, here) for word in words]
             words = [digest if word == "DIGEST" else word for word in words]
-            carry(machines, machine)
+            carry(machines)
             monkeypatch.chdir(machines / machine)
             if words[0] in LASTING:
                 running[f"{words[0]} {machine}"] = process = start(words, machines / machine)

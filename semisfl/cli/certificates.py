@@ -1,8 +1,9 @@
 """``semisfl certs``: a small authority, and certificates for a server and its devices.
 
 The authority signs all certificates of a deployment. Its key stays in its folder, on a machine that need not be the
-server. A device's name is in its certificate, so a server knows who talks to it. Each certificate that was made is in
-issued.txt, and each one that was revoked in revoked.txt, which a running server reads again when it changes.
+server. A device makes its key itself and sends a request; the key never leaves it. Its name is in its certificate, so a
+server knows who talks to it. Each certificate that was made is in issued.txt, and each one that was revoked in
+revoked.txt, which a running server reads again when it changes.
 """
 
 import json
@@ -48,10 +49,44 @@ def server(
 
 @app.command("client")
 def client(name: Name, directory: Directory = Path("certs")) -> None:
-    """Make a device's certificate: a folder to copy to the device."""
+    """Make a device's key and certificate here, for a test bench: keys of real devices stay there (request, sign)."""
     from semisfl.net.tls import certs
 
     _made(certs.make_client(directory, name), directory / "clients" / name)
+
+
+@app.command("request")
+def request(
+    name: Name,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="This device's folder, the --certs of join.")
+    ] = Path("certs"),
+) -> None:
+    """Make this device's key, which stays here, and a request for a certificate. The same again renews it."""
+    from semisfl.net.tls import certs
+
+    file, fingerprint = certs.make_request(directory, name)
+    print(
+        f"made {file}, fingerprint of the key {fingerprint}; carry it to the authority, run `semisfl certs sign"
+        f" {file.name}` there, and put client.crt and authority.crt into {directory}"
+    )
+
+
+@app.command("sign")
+def sign(
+    file: Annotated[Path, typer.Argument(metavar="REQUEST", help="The file of a device.")],
+    directory: Directory = Path("certs"),
+) -> None:
+    """Sign a device's request: make the certificate that the device needs, or a new one before the old one expires."""
+    from semisfl.net.tls import certs
+
+    issued, fingerprint = certs.sign_request(directory, file)
+    folder = directory / "clients" / issued.name
+    _made(issued, folder / "client.crt")
+    print(
+        f"{issued.name} has the key with fingerprint {fingerprint}: ask the device's owner for it, and if theirs"
+        f" differs, revoke; carry client.crt and authority.crt of {folder} to the device, neither is secret"
+    )
 
 
 @app.command("renew")
@@ -68,7 +103,7 @@ def renew(
     ] = None,
     directory: Directory = Path("certs"),
 ) -> None:
-    """Make a new certificate for the same name or hosts before the old one expires."""
+    """Make a new key and certificate here for the same hosts, or for the same device of a test bench."""
     from semisfl.net.tls import certs
 
     if (name is None) != for_server or (hosts and not for_server):

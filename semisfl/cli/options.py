@@ -102,7 +102,7 @@ ServerCerts = Annotated[
 DeviceCerts = Annotated[
     Path | None, typer.Option(help="This device's folder: authority.crt, client.crt, client.key.")
 ]
-"""The folder that `semisfl certs client` made for this device. Its certificate holds the device's name."""
+"""A device's folder: its key of `semisfl certs request`, and what `semisfl certs sign` made. The certificate has its name."""
 PolicyFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
@@ -203,7 +203,7 @@ def require_certs(command: str, certs: Path | None, insecure_loopback: bool) -> 
     """Raise `ValueError` unless a device's folder of certificates is named, or TLS is switched off."""
     if certs is None and not insecure_loopback:
         raise ValueError(
-            f"{command} needs --certs DIR, the folder that `semisfl certs client` made for this device"
+            f"{command} needs --certs DIR, this device's folder of `semisfl certs request`"
         )
 
 

@@ -1,11 +1,15 @@
 """``semisfl certs`` where the authority is and where it is not: what is done, and what is said."""
 
 import json
+import re
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from semisfl.cli.main import main
 from semisfl.net.tls import certs
@@ -108,6 +112,82 @@ def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     ]:
         status, output = semisfl(capsys, "certs", "renew", "--dir", home, *words)
         assert status == 2 and reason in output, output
+
+
+def test_a_devices_key_never_leaves_it(
+    deployed: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, device, request = deployed[0], tmp_path / "cam-3", tmp_path / "cam-3" / "cam-3.csr"
+    for _ in range(2):  # the second time the certificate is renewed
+        status, asked = semisfl(capsys, "certs", "request", "--name", "cam-3", "--dir", device)
+        assert status == 0 and (device / "client.key").stat().st_mode & 0o77 == 0
+        if (device / "client.crt").exists():
+            certs.load_client_credentials(device)  # the old certificate still works
+        status, signed = semisfl(capsys, "certs", "sign", request, "--dir", home)
+        assert status == 0, signed
+        (fingerprint,) = re.findall(r"fingerprint of the key (\w+);", asked)
+        assert f"cam-3 has the key with fingerprint {fingerprint}:" in signed
+        made = home / "clients" / "cam-3"
+        assert sorted(file.name for file in made.iterdir()) == ["authority.crt", "client.crt"]
+        for file in made.iterdir():
+            (device / file.name).write_bytes(file.read_bytes())
+        credentials = certs.load_client_credentials(device)
+        assert certs.identity(credentials.certificate) == "cam-3"
+    entries = [entry for entry in certs.listing(home) if entry.name == "cam-3"]
+    assert [entry.role for entry in entries] == ["client", "client"]
+    assert revoked_serials(home) == frozenset()
+
+    # A device of the old way goes on with its key; nobody else gets its name.
+    old, other = home / "clients" / "cam-1", tmp_path / "other"
+    certs.sign_request(home, certs.make_request(old, "cam-1")[0])
+    certs.make_request(other, "cam-1")
+    certs.make_request(other, "cam-3")
+    (other / "text.csr").write_text("rubbish")
+    (other / "broken.csr").write_bytes(request.read_bytes()[:-120] + request.read_bytes()[-90:])
+    for file, reason in [
+        (other / "cam-1.csr", "'cam-1' has a certificate with another key"),
+        (other / "cam-3.csr", "'cam-3' has a certificate with another key"),
+        (other / "text.csr", "is no request"),
+        (other / "broken.csr", "is no request|is damaged"),
+        (other / "missing.csr", "cannot be read"),
+        (forged(other, "../cam-3"), "client name '../cam-3'"),
+    ]:
+        status, output = semisfl(capsys, "certs", "sign", file, "--dir", home)
+        assert status == 2 and re.search(reason, output), output
+    status, output = semisfl(capsys, "certs", "renew", "--dir", home, "--name", "cam-3")
+    assert status == 2 and "the key of 'cam-3' is on the device" in output
+    certs.revoke(home, "cam-3")
+    with pytest.raises(CertError, match="every certificate of 'cam-3' is revoked"):
+        certs.sign_request(home, request)
+    shutil.rmtree(home / "clients" / "cam-3")
+    certs.sign_request(home, other / "cam-3.csr")  # it was lost, and comes back with a new key
+
+
+def test_a_request_decides_nothing_but_name_and_key(deployed: tuple[Path, Path]) -> None:
+    home, server = deployed
+    certs.sign_request(home, forged(server, "cam-4"))
+    made = (home / "clients" / "cam-4" / "client.crt").read_bytes()
+    assert certs.identity(made) == "cam-4"
+    constraints = x509.load_pem_x509_certificate(made).extensions.get_extension_for_class(
+        x509.BasicConstraints
+    )
+    assert constraints.value.ca is False
+
+
+def forged(folder: Path, name: str) -> Path:
+    """Return a request for an authority's certificate with the URI of another device."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [x509.UniformResourceIdentifier("semisfl://client/cam-1")]
+    request = (
+        x509.CertificateSigningRequestBuilder(
+            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "forged.csr").write_bytes(request.public_bytes(serialization.Encoding.PEM))
+    return folder / "forged.csr"
 
 
 def test_certs_list_shows_the_days_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

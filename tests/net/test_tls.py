@@ -116,7 +116,7 @@ def test_a_client_whose_own_certificate_expired_ends_and_says_so(
     with server(place) as address:
         reason = end_of(address, own(place))
     assert f"client.crt expired on {PAST['valid_until']:%Y-%m-%d}" in reason
-    assert "semisfl certs renew --name client-0" in reason
+    assert "semisfl certs request --name client-0" in reason
     assert not lines(caplog, "expires today")
 
 

@@ -163,11 +163,10 @@ class Trust:
         log.info("%s has certificate %x, valid until %s", name, certificate.serial, until)
         if certificate.valid_until - datetime.now(UTC) < credentials.SOON:
             log.warning(
-                "the certificate of %s expires on %s: make a new one with"
-                " `semisfl certs renew --name %s` and carry it to the device",
+                "the certificate of %s expires on %s: make `semisfl certs request` on the device"
+                " and `semisfl certs sign` where the authority is",
                 name,
                 until,
-                name,
             )
 
     def _stamp(self, *names: str) -> tuple[object, ...]:

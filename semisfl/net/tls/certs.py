@@ -2,12 +2,13 @@
 
     DIR/authority.crt  authority.key     signs the others; the key may be kept elsewhere
         server.crt     server.key        with authority.crt and revoked.txt all a server needs
-        clients/NAME/                    the folder to carry to the device:
-            authority.crt  client.crt  client.key
+        clients/NAME/                    the files to carry to the device:
+            authority.crt  client.crt    and client.key, if it was made here (`make_client`)
         issued.txt                       every certificate ever signed
         revoked.txt                      serial numbers the server turns away
 
-A client is its certificate's name: the CN, and again a URI that no server certificate carries.
+A device makes its key itself (`make_request`), and the authority signs its request (`sign_request`): the key never
+leaves the device. A client is its certificate's name: the CN, and again a URI that no server certificate carries.
 """
 
 import ipaddress
@@ -22,7 +23,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from semisfl.net.tls.credentials import CLIENT_URI, client_folder, hosts, read_certificate
+from semisfl.net.tls.credentials import (
+    CLIENT_URI,
+    check_name,
+    client_folder,
+    hosts,
+    read_certificate,
+)
 from semisfl.net.tls.credentials import Credentials as Credentials
 from semisfl.net.tls.credentials import identity as identity
 from semisfl.net.tls.credentials import load_client_credentials as load_client_credentials
@@ -37,9 +44,11 @@ from semisfl.net.tls.x509_parts import (
     common_name_of,
     is_missing,
     issuer_id,
+    key_fingerprint,
     key_usage,
     one_at_a_time,
     read_file,
+    read_key,
     read_pair,
     refuse_existing,
     start_certificate,
@@ -134,12 +143,84 @@ def make_client(
     valid_until: datetime | None = None,
     overwrite: bool = False,
 ) -> Issued:
-    """Make a client's folder ``clients/NAME``, and return its line of the ledger.
+    """Make a client's key and certificate in ``clients/NAME``, and return its line of the ledger.
 
-    The arguments are those of `make_server`; ``name`` is the client's, by which the server knows it. A certificate
-    replaced by ``overwrite`` stays valid: `revoke` it first if it is lost.
+    For a test bench, where one person owns the server and the devices: a device of somebody else makes its key itself
+    (`make_request`). The arguments are those of `make_server`; ``name`` is the client's, by which the server knows
+    it. A certificate replaced by ``overwrite`` stays valid: `revoke` it first if it is lost.
+    """
+    return _make_client(
+        Path(directory), name, _period(valid_from, valid_until, LEAF_LIFE), overwrite
+    )
+
+
+def make_request(folder: str | Path, name: str) -> tuple[Path, str]:
+    """Make a device's key and a request for a certificate; return the request's file and the key's fingerprint.
+
+    A key that is there is kept, so until the new certificate arrives the old one works.
+
+    Args:
+        folder: the device's own folder, which gets ``client.key`` and ``NAME.csr``.
+        name: the client's, by which the server will know it.
+
+    Raises `CertError` for a bad name or a damaged key, or if the files cannot be written.
+    """
+    folder = Path(folder)
+    check_name(name)
+    path, request = folder / "client.key", folder / f"{name}.csr"
+    with one_at_a_time(folder):
+        if is_missing(path):
+            write_file(path, to_pem(ec.generate_private_key(ec.SECP256R1())))
+        key = read_key(path)
+        builder = x509.CertificateSigningRequestBuilder(common_name_of(name))
+        write_file(request, to_pem(builder.sign(key, hashes.SHA256())))
+    return request, key_fingerprint(key.public_key())
+
+
+def sign_request(directory: str | Path, file: str | Path) -> tuple[Issued, str]:
+    """Sign a device's request; return the certificate's line of the ledger and the key's fingerprint.
+
+    Name and key are taken from the request, nothing else. ``clients/NAME`` of the authority's folder gets what the
+    device needs: client.crt and authority.crt. The same again renews a certificate.
+
+    Args:
+        directory: the authority's folder.
+        file: the request that `make_request` wrote.
+
+    Raises `CertError` for a file that is no request, and if the device of this name has another key or was revoked.
     """
     directory = Path(directory)
+    content = read_file(Path(file))
+    try:
+        request = x509.load_pem_x509_csr(content)
+        (name,) = (str(one.value) for one in request.subject)
+        key = request.public_key()
+    except ValueError:
+        raise CertError(f"{file} is no request: `semisfl certs request` makes one") from None
+    if not request.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise CertError(f"{file} is damaged: make it again with `semisfl certs request`")
+    present = client_folder(directory, name) / "client.crt"
+    if not is_missing(present) and read_certificate(present).public_key() == key:
+        _refuse_revoked(directory, name)
+    elif not is_missing(present) or any(
+        (one.role, one.name, one.state) == ("client", name, "valid") for one in listing(directory)
+    ):
+        raise CertError(
+            f"{name!r} has a certificate with another key: another device needs another name; if this device has a new"
+            f" key, revoke the old one with `semisfl certs revoke --name {name}`, and remove {present.parent}"
+        )
+    issued = _make_client(directory, name, _period(None, None, LEAF_LIFE), True, key)
+    return issued, key_fingerprint(key)
+
+
+def _make_client(
+    directory: Path,
+    name: str,
+    period: tuple[datetime, datetime],
+    overwrite: bool,
+    public_key: ec.EllipticCurvePublicKey | None = None,
+) -> Issued:
+    """Make a client's certificate in ``clients/NAME``; without a ``public_key`` also a new key."""
     folder = client_folder(directory, name)
     issued = _make_leaf(
         directory,
@@ -149,26 +230,37 @@ def make_client(
         subject=name,
         purpose=ExtendedKeyUsageOID.CLIENT_AUTH,
         alternatives=[x509.UniformResourceIdentifier(CLIENT_URI + name)],
-        period=_period(valid_from, valid_until, LEAF_LIFE),
+        period=period,
         overwrite=overwrite,
+        public_key=public_key,
     )
     write_file(folder / "authority.crt", read_file(directory / "authority.crt"))
     return issued
 
 
 def renew_client(directory: str | Path, name: str) -> Issued:
-    """Make a new key and certificate in ``clients/NAME`` for a client that already has some.
+    """Make a new key and certificate in ``clients/NAME`` for a client of `make_client`.
 
     The old certificate stays valid until it expires or is revoked, so there is no moment in which
     the device could not connect.
     """
-    client_folder(Path(directory), name)
+    folder = client_folder(Path(directory), name)
+    _refuse_revoked(Path(directory), name)
+    if is_missing(folder / "client.key") and not is_missing(folder / "client.crt"):
+        raise CertError(
+            f"the key of {name!r} is on the device: renew with `semisfl certs request` there and"
+            " `semisfl certs sign` here"
+        )
+    return make_client(directory, name, overwrite=True)
+
+
+def _refuse_revoked(directory: Path, name: str) -> None:
+    """Raise `CertError` for a client all of whose certificates are revoked."""
     if all(entry.revoked for entry in clients_named(directory, name)):
         raise CertError(
             f"every certificate of {name!r} is revoked: if it may come back, remove its folder in"
-            f" {Path(directory) / 'clients'} and make it a new one with `semisfl certs client`"
+            f" {directory / 'clients'} and make it a new one"
         )
-    return make_client(directory, name, overwrite=True)
 
 
 def renew_server(directory: str | Path, more_hosts: Sequence[str] = ()) -> Issued:
@@ -198,8 +290,12 @@ def _make_leaf(
     alternatives: list[x509.GeneralName],
     period: tuple[datetime, datetime],
     overwrite: bool,
+    public_key: ec.EllipticCurvePublicKey | None = None,
 ) -> Issued:
-    """Make a key and a certificate for one purpose, signed by the authority, and write them to ``folder``."""
+    """Make a certificate for one purpose, signed by the authority, and write it to ``folder``.
+
+    Without a ``public_key`` a new key is made and written too.
+    """
     if is_missing(directory / "authority.key"):
         raise CertError(
             f"{directory / 'authority.key'} is not there: certificates are made where it is kept;"
@@ -208,15 +304,15 @@ def _make_leaf(
     authority, authority_key = read_pair(directory, "authority")
     begin, end = period[0], min(period[1], authority.not_valid_after_utc)
     if begin >= end:
-        limit = authority.not_valid_after_utc
         raise CertError(
-            f"valid_from = {begin} is not before the authority's end {limit}: make a new authority"
+            f"valid_from = {begin} is not before the authority's end {end}: make a new authority"
         )
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = None
+    if public_key is None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        public_key = key.public_key()
     certificate = (
-        start_certificate(
-            common_name_of(subject), authority.subject, key.public_key(), (begin, end)
-        )
+        start_certificate(common_name_of(subject), authority.subject, public_key, (begin, end))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -234,11 +330,11 @@ def _keep(
     directory: Path,
     folder: Path,
     issued: Issued,
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey | None,
     certificate: x509.Certificate,
     instead: str | None,
 ) -> None:
-    """Enter a certificate in the ledger and write it and its key to ``folder``.
+    """Enter a certificate in the ledger and write it and its key, if that was made here, to ``folder``.
 
     Files that exist are replaced only if ``instead``, which says what to do about them, is None.
     """
@@ -253,7 +349,8 @@ def _keep(
             write_file(directory / "revoked.txt", head)
         # The ledger first: a certificate that exists but is not listed could not be revoked by name.
         enter(directory, issued)
-        write_file(targets[0], to_pem(key))
+        if key is not None:
+            write_file(targets[0], to_pem(key))
         write_file(targets[1], to_pem(certificate))
 
 

@@ -70,13 +70,18 @@ def newest(credentials: Credentials) -> Credentials:
     return credentials if latest == credentials else latest
 
 
-def client_folder(directory: Path, name: str) -> Path:
-    """Return the folder of a client below the authority's; raise `CertError` for a bad name."""
+def check_name(name: str) -> None:
+    """Raise `CertError` if a client cannot have this name, which is also that of its folder."""
     if not CLIENT_NAME.fullmatch(name):
         raise CertError(
             f"client name {name!r}: use 1 to 63 letters, digits, '.', '_' and '-',"
             " starting with a letter or digit"
         )
+
+
+def client_folder(directory: Path, name: str) -> Path:
+    """Return the folder of a client below the authority's; raise `CertError` for a bad name."""
+    check_name(name)
     return directory / "clients" / name
 
 
@@ -97,7 +102,7 @@ def identity(peer: Peer) -> str:
         uris = []
     if len(names) != 1 or uris != [CLIENT_URI + names[0]] or not CLIENT_NAME.fullmatch(names[0]):
         raise CertError(
-            f"certificate of {names!r:.100} is not a client's: make one with `semisfl certs client`"
+            f"certificate of {names!r:.100} is not a client's: make one with `semisfl certs sign`"
         )
     return names[0]
 
@@ -154,10 +159,7 @@ def remedy(credentials: Credentials) -> str:
         name = identity(credentials.certificate)
     except CertError:
         return "make a new one with `semisfl certs renew --server` where the authority is"
-    return (
-        f"make a new one with `semisfl certs renew --name {name}` where the authority is,"
-        f" and carry clients/{name}/ to the device"
-    )
+    return f"make `semisfl certs request --name {name}` here and `semisfl certs sign` where the authority is"
 
 
 def moment(time: datetime) -> str:

@@ -6,6 +6,7 @@ file is replaced as a whole, so a full disk or a crash leaves the old one.
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -20,7 +21,7 @@ from semisfl.files import append_whole, write_whole
 
 MISSING = {
     "authority": "; copy it from the authority's folder",
-    "client": "; `semisfl certs client` makes it, in clients/NAME of the authority's folder",
+    "client": "; `semisfl certs request` and `semisfl certs sign` make it",
     "server": "; `semisfl certs server` makes it",
 }
 """Advice on a file of this name that is not there."""
@@ -79,24 +80,40 @@ def key_usage(
 def read_pair(folder: Path, role: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Return ``ROLE.crt`` and ``ROLE.key`` of a folder; raise `CertError` if they are damaged or do not fit."""
     certificate_path, key_path = folder / f"{role}.crt", folder / f"{role}.key"
+    content = read_file(certificate_path)
+    key = read_key(key_path)
     try:
-        certificate = x509.load_pem_x509_certificate(read_file(certificate_path))
-        key = serialization.load_pem_private_key(read_file(key_path), password=None)
-    except CertError:
-        raise
-    except (ValueError, TypeError):
-        raise CertError(f"{certificate_path} or {key_path} is damaged: make them again") from None
-    if (
-        not isinstance(key, ec.EllipticCurvePrivateKey)
-        or key.public_key() != certificate.public_key()
-    ):
+        certificate = x509.load_pem_x509_certificate(content)
+    except ValueError:
+        raise CertError(f"{certificate_path} is damaged: make it again") from None
+    if key.public_key() != certificate.public_key():
         raise CertError(f"{key_path} does not belong to {certificate_path}: make them again")
     return certificate, key
 
 
-def to_pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a certificate or an unencrypted private key in PEM."""
-    if isinstance(thing, x509.Certificate):
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a PEM file; raise `CertError` if there is none of the kind that we make."""
+    content = read_file(path)
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise CertError(f"{path} is damaged: make it again")
+    return key
+
+
+def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the first 16 hexadecimal digits of a key's SHA-256, by which people compare keys."""
+    der = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(*der)).hexdigest()[:16]
+
+
+def to_pem(
+    thing: x509.Certificate | x509.CertificateSigningRequest | ec.EllipticCurvePrivateKey,
+) -> bytes:
+    """Return a certificate, a request or an unencrypted private key in PEM."""
+    if not isinstance(thing, ec.EllipticCurvePrivateKey):
         return thing.public_bytes(serialization.Encoding.PEM)
     return thing.private_bytes(
         serialization.Encoding.PEM,
