@@ -26,12 +26,12 @@ from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.lock import EXIT_CODE, Taken
 from semisfl.runs.reading import METRICS
-from semisfl.runs.report import Group, Summary, find_runs, flatten, group_runs, read_run, summarise
+from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
 from semisfl.runs.start import PreparedRun, begin, go_on
 from semisfl.settings import catalog, lookup
 from semisfl.settings import config as configs
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.plain_values import words_of
+from semisfl.settings.plain_values import flatten, words_of
 from semisfl.settings.toml import to_toml
 from semisfl.stopping import StopFlag
 

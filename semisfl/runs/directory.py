@@ -34,11 +34,10 @@ from semisfl.runs.reading import (
     read_config,
     read_environment,
 )
-from semisfl.runs.report import flatten
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.robust import section_of
+from semisfl.settings.plain_values import flatten
 from semisfl.settings.run import NetworkConfig, StopConfig
 from semisfl.settings.toml import to_toml
 from semisfl.settings.version import VERSION
@@ -52,8 +51,6 @@ FLEET_CHANGEABLE = (
     *(f"network.{key}" for key in NetworkConfig.model_fields),
 )
 """Settings that may change too if the clients are devices, which come and go anyway."""
-WRITTEN = ("best.safetensors", "latest.safetensors", METRICS)
-"""Files that a run writes after its settings: without settings they are somebody else's."""
 
 
 class RunDirectory:
@@ -91,44 +88,37 @@ class RunDirectory:
         """
         directory = cls(path)
         try:
-            directory._fill(run_config, holdings, device)
-        except BaseException as failure:
+            # Weights and the names of devices are for the owner alone.
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            present = set(path.iterdir())
+            directory.lock()
+            cls.check_free(path)  # of two runs started at once, one is refused
+            directory._before = present  # the refused run must not remove the files of the other
+            described = {"title": lookup.title_of(run_config.method), **environment(device)}
+            content = json.dumps(described, indent=2) + "\n"
+            write_whole(path / ENVIRONMENT, content.encode())
+            if holdings is not None:
+                write_whole(path / HOLDINGS, holdings.as_json().encode())
+            # Last: a directory with a configuration is a run.
+            write_whole(path / "config.toml", to_toml(run_config).encode())
+        except OSError as error:
             directory.undo()
-            if isinstance(failure, OSError):
-                raise ValueError(
-                    f"cannot write to {path}: {failure.strerror or failure}; choose another --out"
-                ) from failure
+            raise ValueError(
+                f"cannot write to {path}: {error.strerror or error}; choose another --out"
+            ) from error
+        except BaseException:
+            directory.undo()
             raise
         return directory
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Raise ValueError if no new run can be in ``path``, before anything costly is done."""
+        """Raise `Taken` if there is a run in ``path``, before anything costly is done."""
         if (path / "config.toml").exists():
             raise Taken(
                 f"{path} already holds a run; choose another --out, or continue it with --resume "
                 f"{shlex.quote(str(path))}"
             )
-        for name in WRITTEN:
-            if (path / name).exists():
-                raise ValueError(
-                    f"{path} is no run and holds {name}, which a run would overwrite; choose another --out"
-                )
-
-    def _fill(self, run_config: Config, holdings: Holdings | None, device: str) -> None:
-        """Make the directory, lock it and write the files of a new run; the configuration comes last."""
-        # Weights and the names of devices are for the owner alone.
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        present = set(self.path.iterdir())
-        self.lock()
-        self.check_free(self.path)  # of two runs started at once, one is refused
-        self._before = present  # the refused run must not remove the files of the other
-        described = {"title": lookup.title_of(run_config.method), **environment(device)}
-        content = json.dumps(described, indent=2) + "\n"
-        write_whole(self.path / ENVIRONMENT, content.encode())
-        if holdings is not None:
-            write_whole(self.path / HOLDINGS, holdings.as_json().encode())
-        write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def undo(self) -> None:
         """Remove everything that `create` added; nothing of a directory that was opened."""
@@ -191,7 +181,7 @@ class RunDirectory:
         written = here.model_dump(exclude=set(typed))
         lookup.check_importable(written, f"{self.path / 'config.toml'}")
         if (rule := here.robust.aggregate) != values["robust"]["aggregate"]:
-            values["robust"].pop(section_of(rule), None)
+            values["robust"].pop(lookup.aggregate(rule).name, None)
         return config.parse(values)
 
     def keep_config(self, run_config: Config) -> None:

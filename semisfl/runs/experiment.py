@@ -22,7 +22,6 @@ from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.frozen import FrozenFleet
-from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
 from semisfl.methods.probe import fit_head
@@ -33,9 +32,7 @@ from semisfl.models.own import Own, own_copy, stages_of
 from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.runs.pretrained import Pretrained, mark_pretrained
 from semisfl.runs.run_data import (
-    check_clients,
     check_partition,
-    check_simulated,
     chosen,
     divide,
     load_data,
@@ -149,32 +146,20 @@ class Experiment:
         self.fleet.traffic.load_state_dict(before["traffic"])
 
 
-def _network_fleet(setup: FleetSetup) -> Fleet:
-    # Imported when chosen: clients in this process need no network packages.
-    from semisfl.net.server.fleet import NetworkFleet
-
-    return NetworkFleet(setup)
-
-
-def _cluster_fleet(setup: FleetSetup) -> Fleet:
-    # Imported when chosen: torch.distributed takes a moment.
-    from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
-
-    return ClusterFleet(setup)
-
-
-FLEETS: dict[str, Callable[[FleetSetup], Fleet]] = {
-    "local": LocalFleet,
-    "network": _network_fleet,
-    "cluster": _cluster_fleet,
+FLEETS = {
+    "local": "semisfl.fleet.local:LocalFleet",
+    "network": "semisfl.net.server.fleet:NetworkFleet",
+    "cluster": "semisfl.fleet.cluster.cluster_fleet:ClusterFleet",
 }
+"""The class of each kind of fleet, made of a `FleetSetup`. Imported when chosen: a simulation needs no network packages."""
 
 
 def make_clients(setup: FleetSetup) -> Fleet:
     """Return the fleet that the configuration names: by where the clients live, and by whether they train."""
     kind, clients = setup.config.fleet.kind, setup.config.clients
     if clients.bottom == "trained":
-        return FLEETS[kind](setup)
+        fleet: Fleet = lookup.load(FLEETS[kind])(setup)
+        return fleet
     if kind != "local":
         raise ConfigError(
             f"clients.bottom = 'frozen' with fleet.kind = {kind!r} is not possible yet; use `semisfl run` in one "
@@ -202,13 +187,7 @@ def fleet_setup(
     does not fit the images or the number of clients.
     """
     elsewhere = config.fleet.kind == "network"
-    check_clients(config, partition)
-    check_partition(partition, data)
-    empty = [str(client) for client, images in enumerate(partition.clients) if not len(images)]
-    if empty and not elsewhere:
-        raise ValueError(
-            f"the partition gives clients {', '.join(empty)} no images; leave them out"
-        )
+    check_partition(config, partition, data)
     classes = len(data.classes)
     if not elsewhere:
         # All clients of a step have batches of one size.
@@ -250,8 +229,10 @@ def assemble(
 
     Raises `ConfigError` or ValueError for settings, images and models that do not fit each other.
     """
-    if network is None and make_fleet is None:
-        check_simulated(config)
+    if config.fleet.kind == "network" and network is None and make_fleet is None:
+        raise ConfigError(
+            "fleet.kind = 'network': clients come to `semisfl serve`; use it, or fleet.kind = local"
+        )
     if config.fleet.kind == "cluster" and (launched := launch()) is not None:
         device = launched.device(device)
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()

@@ -34,6 +34,7 @@ from semisfl.runs.reading import (
     runs_inside,
 )
 from semisfl.settings.lookup import note_of, title_of
+from semisfl.settings.plain_values import flatten
 
 log = logging.getLogger(__name__)
 
@@ -236,21 +237,6 @@ def _settings(config: Mapping[str, Any]) -> dict[str, str]:
         for key, value in values.items()
         if key not in hidden and not key.startswith("sinks")
     }
-
-
-def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values by dotted key, also those of lists: ``layers[0].kind``."""
-    pairs: dict[str, Any] = {}
-    for key, value in values.items():
-        inner: Iterable[tuple[str, Any]] = ()
-        if isinstance(value, Mapping):
-            inner = ((f"{key}.{name}", one) for name, one in value.items())
-        elif isinstance(value, list | tuple):
-            inner = ((f"{key}[{index}]", one) for index, one in enumerate(value))
-        else:
-            pairs[key] = value
-        pairs |= flatten(dict(inner))
-    return pairs
 
 
 def _fair(name: str, differs: Mapping[str, str], runs: list[Run]) -> Group:

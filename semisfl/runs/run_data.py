@@ -32,25 +32,13 @@ def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset,
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
         data = sources.join(data, others)
-    if passed is not None:
-        return data, passed
-    partition = divide(config, data)
-    check_clients(config, partition)
-    return data, partition
+    return data, passed or divide(config, data)
 
 
 def chosen(data: Dataset, places: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return the training images at ``places`` and their labels."""
     index = torch.from_numpy(places)
     return data.images[index], data.labels[index]
-
-
-def check_simulated(config: Config) -> None:
-    """Refuse the settings of a run of devices: its images are where the server's --labeled says."""
-    if config.fleet.kind == "network":
-        raise ConfigError(
-            "fleet.kind = 'network': clients come to `semisfl serve`; use it, or fleet.kind = local"
-        )
 
 
 def as_passed(config: Config, data: Dataset | None, partition: Partition | None) -> Config:
@@ -72,27 +60,20 @@ def as_passed(config: Config, data: Dataset | None, partition: Partition | None)
     return config.model_copy(update={"data": passed})
 
 
-def check_clients(config: Config, partition: Partition) -> None:
-    """Refuse a partition among more or fewer clients than the run has; devices have images of their own."""
-    if config.fleet.kind != "network" and len(partition.clients) != config.clients.total:
+def check_partition(config: Config, partition: Partition, data: Dataset) -> None:
+    """Raise ValueError for a partition that does not fit the number of clients or the images.
+
+    Each image may have one place: labelled, for validation, or of one client. Labelled images need known labels of at
+    least two classes; a class without one is a warning. Devices bring their own images.
+    """
+    simulated = config.fleet.kind != "network"
+    if simulated and len(partition.clients) != config.clients.total:
         raise ConfigError(
             f"the data has {plural(len(partition.clients), 'client')} but clients.total = {config.clients.total}; "
             f"set clients.total = {len(partition.clients)}"
         )
-
-
-def check_partition(partition: Partition, data: Dataset) -> None:
-    """Raise ValueError for a partition that does not fit the images.
-
-    Each image may have one place: labelled, for validation, or of one client. Labelled images need known labels of at
-    least two classes; a class without one is a warning.
-    """
-    for indices in (partition.labeled, partition.validation, *partition.clients):
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
-            raise ValueError(
-                f"the partition names images {indices.min()} to {indices.max()}; "
-                f"there are 0 to {len(data.images) - 1}"
-            )
+    if simulated and not all(map(len, partition.clients)):
+        raise ValueError("the partition gives a client no images; leave the client out")
     held = [partition.labeled, partition.validation, *partition.clients]
     images, counts = np.unique(np.concatenate(held), return_counts=True)
     if len(twice := images[counts > 1]):
@@ -100,19 +81,18 @@ def check_partition(partition: Partition, data: Dataset) -> None:
             f"the partition names image {twice[0]} twice; name each image once: labelled, for validation, or "
             "of one client"
         )
-    if not len(partition.labeled):
-        raise ValueError("the partition has no labelled image; give the server one per class")
+    labels = data.labels.numpy()
     known = np.concatenate([partition.labeled, partition.validation])
-    if len(unknown := known[data.labels.numpy()[known] < 0]):
+    if len(unknown := known[labels[known] < 0]):
         raise ValueError(
             f"the partition has image {unknown[0]} as labelled or for validation, but its label is unknown (-1); "
             "leave it out"
         )
-    there = set(data.labels.numpy()[partition.labeled].tolist())
+    there = set(labels[partition.labeled].tolist())
     missing = [name for number, name in enumerate(data.classes) if number not in there]
-    if missing and len(there) == 1:
+    if len(there) < 2:
         raise ValueError(
-            f"the partition's labelled images are all of one class; give the server one of {missing[0]!r} too"
+            f"the partition's labelled images need two classes or more; give the server one of {missing[0]!r} too"
         )
     if missing:
         log.warning("the server has no labelled image of %s", ", ".join(missing[:5]))

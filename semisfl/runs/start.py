@@ -7,11 +7,9 @@ the first round, the directory is restored.
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
@@ -97,7 +95,6 @@ def begin(
         RunDirectory.check_free(place)
     config = _where_clients_live(as_passed(config, data, partition), network)
     with ExitStack() as stack:
-        stack.enter_context(usual_modes())
         stack.enter_context(run_log.collected())
         experiment = assemble(config, data, partition, network=network, **arguments)
         run = PreparedRun(experiment)
@@ -139,7 +136,6 @@ def go_on(
     if config.fleet.kind != "network":
         config = config.in_fleet("cluster" if cluster else "local")
     with ExitStack() as stack:
-        stack.enter_context(usual_modes())
         stack.enter_context(run_log.collected())
         directory.lock()
         stack.callback(directory.unlock)
@@ -178,23 +174,6 @@ def _where_clients_live(config: Config, network: NetworkOptions | None) -> Confi
     # A round over a network is expensive: a restarted server repeats only the unfinished one.
     runtime = config.runtime.model_copy(update={"checkpoint_every": 1})
     return config.in_fleet("network").model_copy(update={"runtime": runtime})
-
-
-@contextmanager
-def usual_modes() -> Iterator[None]:
-    """Train in torch's usual modes, whatever the caller has set: float32, with gradients, on the CPU."""
-    kind = torch.get_default_dtype()
-    elsewhere = torch.get_default_device().type != "cpu"
-    torch.set_default_dtype(torch.float32)
-    try:
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.device("cpu") if elsewhere else nullcontext(),
-        ):
-            yield
-    finally:
-        torch.set_default_dtype(kind)
 
 
 def serve_rank(ranks: Ranks, device: str, stop: StopFlag) -> None:

@@ -408,7 +408,7 @@ SINKS = {
     for entry in (
         NamedSink(
             name="tensorboard",
-            code="semisfl.runs.tensorboard:TensorBoard",
+            code="semisfl.watch.tensorboard:TensorBoard",
             summary="event files in the run's folder tensorboard/, for TensorBoard",
             extra="tensorboard",
         ),

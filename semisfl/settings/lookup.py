@@ -62,15 +62,13 @@ def method(name: str) -> NamedMethod:
     its own name as title.
     """
     entry = catalog.METHODS.get(name)
-    if entry is None and isinstance(loaded := load(_method_name(name)), type):
+    if entry is None and isinstance(
+        loaded := load(check_name(name, catalog.METHODS, "method")), type
+    ):
         summary = (loaded.__doc__ or "").strip().partition("\n")[0]
         bare = NamedMethod(name=name, code=name, title=loaded.__name__, summary=summary)
         entry = replace(getattr(loaded, "entry", bare), code=name)
     return entry or _entry(name, catalog.METHODS, NamedMethod, "method")
-
-
-def _method_name(name: str) -> str:
-    return check_name(name, catalog.METHODS, "method")
 
 
 def data(name: str) -> NamedData | None:

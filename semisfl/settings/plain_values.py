@@ -6,6 +6,7 @@ Nothing here knows which settings exist: `semisfl.settings.config.parse` does.
 
 import json
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -59,6 +60,21 @@ def override(
         except ConfigError as error:
             raise ConfigError(f"{option} {assignment!r}: {error}") from None
     return result
+
+
+def flatten(values: Mapping[str, Any], *, lists: bool = True) -> dict[str, Any]:
+    """Return nested values by dotted key. With ``lists`` also those of lists: ``layers[0].kind``; else lists stay values."""
+    pairs: dict[str, Any] = {}
+    for key, value in values.items():
+        inner: Mapping[str, Any] = {}
+        if isinstance(value, Mapping):
+            inner = {f"{key}.{name}": one for name, one in value.items()}
+        elif lists and isinstance(value, list | tuple):
+            inner = {f"{key}[{index}]": one for index, one in enumerate(value)}
+        else:
+            pairs[key] = value
+        pairs |= flatten(inner, lists=lists)
+    return pairs
 
 
 def words_of(text: str) -> list[str]:

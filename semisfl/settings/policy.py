@@ -95,9 +95,9 @@ class Policy(Section):
 
     @property
     def for_features(self) -> list[str]:
-        """Return the lines that protect what a split method sends and do nothing for whole models."""
+        """Return the lines that are set and protect what split methods send; they do nothing for whole models."""
         default = Policy()
-        return [name for name in FOR_FEATURES if getattr(self, name) != getattr(default, name)]
+        return [name for name, value in default if getattr(self, name) != value]
 
     def summary(self) -> str:
         """Return the lines that differ from the defaults, in one line of text."""
@@ -138,12 +138,6 @@ class DevicePolicy(Policy):
     def of_device(self) -> "DevicePolicy":
         """Return the policy as a device holds it: whole models stay there unless the owner says true."""
         return self.model_copy(update={"full_models": bool(self.full_models)})
-
-
-FOR_FEATURES = (
-    *("codec", "clip", "noise", "update_clip", "update_noise"),
-    *("bits_per_image", "uses_per_image"),
-)
 
 
 def read_policy(path: Path) -> DevicePolicy:

@@ -5,11 +5,13 @@ variant is a function from values to changes of them, written behind a preset: `
 The first line of each docstring is what `semisfl list` prints.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, parse
+from semisfl.settings.plain_values import flatten
 from semisfl.settings.robust import FEWEST, SERVED
 
 Values = dict[str, Any]
@@ -210,6 +212,29 @@ def values_of(name: str) -> Values:
             raise ConfigError(f"variant {variant!r} is not known; known: {', '.join(VARIANTS)}")
         values = merge(values, VARIANTS[variant](values))
     return values
+
+
+def changes(settings: Mapping[str, Any]) -> tuple[str, Values]:
+    """Return the preset or variant that differs from ``settings`` in the fewest values, and its values of those.
+
+    ``settings`` are all values of a configuration by dotted key, with lists as values. A preset is compared with the
+    method of ``settings``, so that settings of another method do not count.
+    """
+    names = [*PRESETS, *(f"{base}+{variant}" for base in PRESETS for variant in VARIANTS)]
+    there = {name: _all_values(name, str(settings["method"])) for name in names}
+    changed = {
+        name: {key: values.get(key) for key in settings if settings[key] != values.get(key)}
+        for name, values in there.items()
+    }
+    nearest = min(changed, key=lambda name: len(changed[name]))
+    return nearest, changed[nearest]
+
+
+@cache
+def _all_values(name: str, method: str) -> Values:
+    """Return the values of a preset under a method, defaults included, by dotted key."""
+    config = parse(complete(name, values_of(name) | {"method": method}))
+    return flatten(config.model_dump(mode="json", exclude_none=True), lists=False)
 
 
 def limit_influence(values: Values) -> Values:

@@ -76,8 +76,3 @@ class RobustConfig(OpenSection):
     def of_rule(self) -> Section:
         """Return the settings of the chosen rule; an empty section if it has none."""
         return self.own_sections[0] if self.own_sections else Section()
-
-
-def section_of(rule: str) -> str:
-    """Return the name of a rule's section in ``[robust]``, which is its entry's name."""
-    return lookup.aggregate(rule).name

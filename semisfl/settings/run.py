@@ -7,7 +7,7 @@ checks what concerns several sections.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from semisfl.settings import catalog, lookup
 from semisfl.settings.layer_kinds import Layer, Layers
@@ -26,12 +26,6 @@ def _codec_name(name: str, field: ValidationInfo) -> str:
 
 Codec = Annotated[str, AfterValidator(_codec_name)]
 _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
-
-
-def _layer(cut: Any) -> Any:
-    if cut is not None and (isinstance(cut, bool) or not isinstance(cut, int | str)):
-        raise ValueError(f"model.cut = {cut!r} should be the number or the name of a layer")
-    return cut
 
 
 class PartitionConfig(Section):
@@ -145,7 +139,7 @@ class ModelConfig(Section):
         None,
         description="start from imagenet (for efficientnet-lite0), a file (a run's best.safetensors, or torchvision's or timm's names, .safetensors or .pth), a folder with model.safetensors or hub:OWNER/NAME; none: random weights",
     )
-    cut: Annotated[int | str | None, BeforeValidator(_layer)] = Field(
+    cut: int | str | None = Field(
         None,
         description="last layer on the clients, by index or name; none: the usual one of a backbone, else the first flatten",
     )

@@ -27,8 +27,6 @@ LabeledView = Literal["strong", "weak", "both", "mixed"]
 
 LARGEST = 2**53
 """The largest whole number of a setting, seeds aside: the largest that JSON and floats hold exactly."""
-MOST_MISTAKES = 5
-"""Most mistakes in a line of text: a file may have any number."""
 
 
 class ConfigError(ValueError):
@@ -177,7 +175,7 @@ def one_line(
     prefix: str = "",
     otherwise: str | None = None,
 ) -> str:
-    """Return the mistakes in ``section`` with their fixes, at most `MOST_MISTAKES` of them, as one line.
+    """Return the mistakes in ``section`` with their fixes as one line.
 
     ``error`` is what pydantic raised for the class ``section``. ``keys`` are the settings there are, and ``prefix``
     stands before each of them. ``otherwise`` is the hint for an unknown key that resembles none; by default it lists
@@ -185,8 +183,7 @@ def one_line(
     """
     otherwise = otherwise or (f"known: {', '.join(keys)}" if keys else "remove it")
     parts = []
-    items = error.errors()
-    for item in items[:MOST_MISTAKES]:
+    for item in error.errors():
         own = _key_of(item["loc"])
         key, value = (prefix + own).replace(".[", "[").rstrip("."), f"{item['input']!r:.80}"
         if item["type"] == "extra_forbidden":
@@ -209,8 +206,6 @@ def one_line(
             if item["type"].startswith(("greater", "less")) and _may_be_none(section, item["loc"]):
                 message += ", or none"
             parts.append(f"{key} = {value}: {message[:1].lower()}{message[1:]}")
-    if len(items) > MOST_MISTAKES:
-        parts.append(f"and {len(items) - MOST_MISTAKES} more")
     return "; ".join(dict.fromkeys(parts))
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from semisfl.data.decode import LARGE
 from semisfl.runs.portable import Description
-from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import catalog, lookup
 from semisfl.settings.counts import plural
+from semisfl.settings.plain_values import flatten
+from semisfl.settings.presets import changes
 from semisfl.settings.sections import ConfigError
 from semisfl.use.classifier import Classifier
 
@@ -152,7 +153,7 @@ def _quality(about: Description) -> str:
     """Return the accuracy and the recall of each class, and on which images they were measured."""
     if about.accuracy is None or about.macro_f1 is None:
         return "It was not tested."
-    measure = str(flat(about.settings).get("runtime.best_by", "accuracy")).replace("_f1", "-F1")
+    measure = str(flatten(about.settings).get("runtime.best_by", "accuracy")).replace("_f1", "-F1")
     chosen = (
         "validation images; the test images had no part in the choice."
         if about.judged_on == "validation"
@@ -202,7 +203,11 @@ def _leakage(about: Description) -> str:
 
 def _settings(about: Description) -> str:
     """Return the settings in which the run differs from the nearest preset; all of them if there is none."""
-    settings = {key: value for key, value in flat(about.settings).items() if value is not None}
+    settings = {
+        key: value
+        for key, value in flatten(about.settings, lists=False).items()
+        if value is not None
+    }
     unread = tuple(f"{key}." for key in lookup.unread_settings(about.method))
     read = {key: value for key, value in settings.items() if not f"{key}.".startswith(unread)}
     if _is_served(about):

@@ -13,11 +13,12 @@ from typing import Any
 
 from semisfl.files import parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.preset_changes import changes, flat
 from semisfl.runs.reading import Standing, limits_of, met, read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.counts import plural
+from semisfl.settings.plain_values import flatten
+from semisfl.settings.presets import changes
 from semisfl.watch.clients import Coverage, DeviceEvents
 
 STOPPED = ("stopped before round", "stopped by a callback")
@@ -246,6 +247,6 @@ class Followed:
             return None
         try:
             values = parse(self.config).model_dump(mode="json", exclude_none=True)
-            return changes(flat(values))
+            return changes(flatten(values, lists=False))
         except ConfigError:
             return None

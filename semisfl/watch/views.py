@@ -13,9 +13,9 @@ from typing import Any
 
 from semisfl.metrics import ACCURACY_OF, AXES, panels_of
 from semisfl.runs.declared import metrics_of
-from semisfl.runs.preset_changes import flat
 from semisfl.runs.reading import read_title, runs_inside
 from semisfl.runs.report import judged_on
+from semisfl.settings.plain_values import flatten
 from semisfl.watch.clients import ClientCoverage, DeviceEvents
 from semisfl.watch.follow import Followed
 
@@ -61,7 +61,7 @@ class Runs:
         methods = {run["method"] for run in runs if run["method"]}
         for method in methods:
             alike = [run for run in runs if run["method"] == method]
-            configs = [flat(self._followed[run["id"]].config) for run in alike]
+            configs = [flatten(self._followed[run["id"]].config, lists=False) for run in alike]
             for run, settings in zip(alike, _differences(configs), strict=True):
                 run["differs"] = settings
         return {
@@ -278,7 +278,7 @@ def _summary(followed: Followed) -> Plain:
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
     """Return nested settings as texts by dotted key."""
-    return {key: str(value) for key, value in flat(values).items()}
+    return {key: str(value) for key, value in flatten(values, lists=False).items()}
 
 
 def _integer(config: Mapping[str, Any], section: str, key: str, default: int) -> int:

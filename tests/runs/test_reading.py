@@ -8,15 +8,15 @@ import pytest
 from reproduction.paper.index import RunIndex
 from semisfl.cli.main import main
 from semisfl.runs import reading
-from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import presets
+from semisfl.settings.plain_values import flatten
 from tests.reproduction.fakes import digits_cell, leave_run
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_a_preset_differs_in_nothing_from_itself(name: str) -> None:
     values = presets.preset(name).model_dump(mode="json", exclude_none=True)
-    assert changes(flat(values)) == (name, {})
+    assert presets.changes(flatten(values, lists=False)) == (name, {})
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
