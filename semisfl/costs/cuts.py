@@ -78,11 +78,12 @@ class Cut:
         sides = (self.layers[: self.index], self.layers[self.index :])
         return all(any(layer.parameters for layer in side) for side in sides)
 
-    def head_flops(self, kind: str, projection: int) -> int:
-        """Return the operations of the projection head for one row of features."""
-        hidden = self.features if self.features <= self.widest_head else NARROW_HEAD
+    def head_flops(self, kind: str, projection: int, embedded: bool = False) -> int:
+        """Return the operations of the projection head for one row; ``embedded``: it reads what the last layer reads."""
+        read = self.layers[-2].gives if embedded else self.features
+        hidden = read if read <= self.widest_head else NARROW_HEAD
         widths = {"mlp": (hidden, projection), "linear": (projection,), "none": ()}[kind]
-        return sum(2 * a * b for a, b in zip((self.features, *widths), widths, strict=False))
+        return sum(2 * a * b for a, b in zip((read, *widths), widths, strict=False))
 
     def sizes(
         self,

@@ -215,14 +215,15 @@ class RoundCosts:
         passes = (cost or Cost(0, 0)).work
         head = self._head_flops if passes.head else 0
         images = supervised_steps * self.config.server.batch
-        # A teacher that only computes keys runs its bottom and head, not its top.
         top = self.cut.flops - self.cut.bottom_flops
         # A second view of each labelled image is trained on as well: 3 passes.
         both = self.config.labeled_view == "both"
         supervised = passes.supervised + 3.0 * both
-        passes_of_top = supervised - passes.head
+        frozen = clients.bottom == "frozen"
+        # A teacher that only computes keys runs its top only if the head reads what the top's last layer reads.
+        passes_of_top = supervised - passes.head * (not frozen)
         # A frozen bottom has no backward passes.
-        of_bottom = supervised - 2.0 * (1 + both) * (clients.bottom == "frozen")
+        of_bottom = supervised - 2.0 * (1 + both) * frozen
         server = images * (
             of_bottom * self.cut.bottom_flops + supervised * head + passes_of_top * top
         )
@@ -244,7 +245,8 @@ class RoundCosts:
     @cached_property
     def _head_flops(self) -> int:
         model = self.config.model
-        return self.cut.head_flops(model.projector, model.projection)
+        frozen = self.config.clients.bottom == "frozen"
+        return self.cut.head_flops(model.projector, model.projection, frozen)
 
     def _split(self, client: int, sizes: Bytes) -> Share:
         """Return a client's share of a split round; a client that left answered fewer steps."""

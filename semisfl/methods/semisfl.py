@@ -135,8 +135,10 @@ class SemiSFL:
 
         def student_pass() -> tuple[Tensor, Tensor | None]:
             features = student.bottom(for_student)
-            loss = cross_entropy(student.top(features), *targets)  # H
-            return loss, student.project(features) if settings.supervised_contrast else None
+            if not settings.supervised_contrast:
+                return cross_entropy(student.top(features), *targets), None
+            logits, projections = student.outputs(features)
+            return cross_entropy(logits, *targets), projections  # H
 
         def teacher_pass() -> References:
             with torch.no_grad():
@@ -162,14 +164,12 @@ class SemiSFL:
         # Line 12: labels q-hat and keys z~ by the teacher, logits and projections z by the student.
         @torch.no_grad()
         def teacher_pass() -> tuple[tuple[Tensor, Tensor], Tensor]:
-            logits = teacher.top(features.teacher)
-            labelled = self.labelling.label(logits, features.clients, active)
-            return labelled, teacher.project(features.teacher)
+            logits, keys = teacher.outputs(features.teacher)
+            return self.labelling.label(logits, features.clients, active), keys
 
-        def student_pass() -> tuple[Tensor, Tensor]:
-            return student.top(features.student), student.project(features.student)
-
-        (labelled, keys), (logits, projections) = self.together(teacher_pass, student_pass)
+        (labelled, keys), (logits, projections) = self.together(
+            teacher_pass, lambda: student.outputs(features.student)
+        )
         labels, confident = self.influence.usable_labels(features, active, logits, *labelled)
         agreement, clustering = self.together(
             lambda: consistency(logits, labels, confident),  # H, Eq. (1)
@@ -182,7 +182,8 @@ class SemiSFL:
             loss_consistency=agreement,
             loss_clustering=clustering,
         )
-        # Lines 13 and 16: f_u = H + C descends w_s and w_p. C reaches the bottoms but not the top.
+        # Lines 13 and 16: f_u = H + C descends w_s and w_p. C reaches the bottoms but not the top, unless the
+        # bottoms are frozen: then it teaches the top (`SplitModel.embedded`).
         (gradients,) = self.server_sgd.descend(loss, also=[features.student])
         # Line 14. The loss is a mean over all rows; a client needs the mean over its own.
         self.fleet.backward(gradients * len(features.clients))

@@ -52,6 +52,7 @@ def build(
     projection: int = 128,
     seed: int = 0,
     widest: int | None = None,
+    embedded: bool = False,
 ) -> SplitModel:
     """Return a model by its name or table, cut; its initial weights follow from ``seed``.
 
@@ -63,6 +64,7 @@ def build(
         projector: the kind of the projection head; ``none`` where only the bottom is needed.
         projection: the length of a projected feature.
         widest: most features for which the head is as wide as its input; None: as published (`widest_head`).
+        embedded: the head reads what the last layer reads (`SplitModel`).
 
     Raises ValueError if a layer does not fit its input or the cut leaves one side without parameters.
     """
@@ -71,7 +73,7 @@ def build(
         table = MODELS[model].table() if isinstance(model, str) else model
         outputs = [layer.gives for layer in place(table, shape, classes)]
         head = widest or widest_head(model, shape)
-        return split(layers, shape, cut, projector, projection, head, outputs)
+        return split(layers, shape, cut, projector, projection, head, outputs, embedded)
 
 
 def widest_head(model: str | Sequence[Layer], shape: Shape) -> int:
@@ -99,7 +101,7 @@ def build_model(
     the configuration's: a client needs none. ``widest`` is what `build` takes: a resumed run keeps the head that it
     began with. Raises ValueError like `build`.
     """
-    settings = config.model
+    settings, frozen = config.model, config.clients.bottom == "frozen"
     projector = projector or settings.projector
     seed = seeds.derive(config.seed, "model")
     if own is None:
@@ -112,14 +114,21 @@ def build_model(
             projection=settings.projection,
             seed=seed,
             widest=widest,
+            embedded=frozen,
         )
     else:
         with global_seed(seed):
             check_own(own, shape, classes)  # lazy layers draw their weights here
             model = split(
-                own, shape, settings.cut, projector, settings.projection, widest or NARROW_HEAD
+                own,
+                shape,
+                settings.cut,
+                projector,
+                settings.projection,
+                widest or NARROW_HEAD,
+                embedded=frozen,
             )
-    model.bottom = freeze(model.bottom) if config.clients.bottom == "frozen" else model.bottom
+    model.bottom = freeze(model.bottom) if frozen else model.bottom
     return model
 
 

@@ -33,16 +33,25 @@ class SplitModel(nn.Module):
 
     ``bottom`` maps images [n, C, H, W] to features [n, d]; ``top`` maps them to logits [n, classes]; ``projector``
     to the space in which clusters are formed. ``features`` is d.
+
+    ``embedded``: the projection head reads what the top's last layer reads, in place of the features. A bottom that
+    never changes needs that: clusters of its features teach nothing.
     """
 
     def __init__(
-        self, bottom: nn.Module, top: nn.Module, projector: nn.Module, features: int
+        self,
+        bottom: nn.Module,
+        top: nn.Module,
+        projector: nn.Module,
+        features: int,
+        embedded: bool = False,
     ) -> None:
         super().__init__()
         self.bottom = bottom
         self.top = top
         self.projector = projector
         self.features = features
+        self.embedded = embedded
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits [n, classes] of images."""
@@ -54,7 +63,18 @@ class SplitModel(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """Return the unit vectors z of Eq. (3), [n, keys], for features [n, d]."""
-        return unit_rows(self.projector(features))
+        return unit_rows(self.projector(self._trunk(features) if self.embedded else features))
+
+    def outputs(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits [n, classes] and the unit vectors z [n, keys] for features [n, d]."""
+        if not self.embedded:
+            return self.top(features), self.project(features)
+        embedding = self._trunk(features)
+        return self.top[-1](embedding), unit_rows(self.projector(embedding))
+
+    def _trunk(self, features: Tensor) -> Tensor:
+        """Return the input of the top's last layer, [n, width]."""
+        return self.top[:-1](features)
 
     @property
     def keys(self) -> int:
@@ -62,7 +82,9 @@ class SplitModel(nn.Module):
         widths = [
             layer.out_features for layer in self.projector.modules() if isinstance(layer, nn.Linear)
         ]
-        return widths[-1] if widths else self.features
+        if widths:
+            return widths[-1]
+        return self.top[-1].in_features if self.embedded else self.features
 
 
 def split(
@@ -73,6 +95,7 @@ def split(
     projection: int = 128,
     widest: int = NARROW_HEAD,
     outputs: Sequence[Sides] = (),
+    embedded: bool = False,
 ) -> SplitModel:
     """Cut any ``nn.Sequential``; its layers are moved, not copied.
 
@@ -87,9 +110,10 @@ def split(
         projection: the length of a projected feature.
         widest: most features for which the head of kind mlp is as wide as its input.
         outputs: the shape of each layer's output, if it is known; else zeros are passed through.
+        embedded: see `SplitModel`.
 
     Raises ValueError if the cut lies outside the model, leaves one side without parameters, or goes through a
-    parameter that both sides use.
+    parameter that both sides use, and for an embedded head if the last layer is not linear.
     """
     adopt_layers(model)
     # Top and head both read the features, and a fused ReLU's output is needed for its gradient.
@@ -108,14 +132,21 @@ def split(
     bottom, top = flat(bottom, cut_shape), _stack(layers[at:])
     if len(cut_shape) > 1:
         top = _stack([(_free_name("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
-    size = prod(cut_shape)
-    hidden = size if size <= widest else NARROW_HEAD
+    size = read = prod(cut_shape)
+    if embedded:
+        last = layers[-1][1]
+        if not isinstance(last, nn.Linear):
+            raise ValueError(
+                "clients.bottom = 'frozen' needs a model whose last layer is linear: the projection head reads its input"
+            )
+        read = last.in_features
+    hidden = read if read <= widest else NARROW_HEAD
     heads: dict[str, Callable[[], nn.Module]] = {
-        "mlp": lambda: Layers(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, projection)),
-        "linear": lambda: nn.Linear(size, projection),
+        "mlp": lambda: Layers(nn.Linear(read, hidden), nn.ReLU(), nn.Linear(hidden, projection)),
+        "linear": lambda: nn.Linear(read, projection),
         "none": nn.Identity,
     }
-    return SplitModel(bottom, top, heads[projector](), size)
+    return SplitModel(bottom, top, heads[projector](), size, embedded)
 
 
 def flat(bottom: nn.Sequential, sides: Sides) -> nn.Sequential:

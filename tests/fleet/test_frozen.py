@@ -187,6 +187,19 @@ def test_only_top_and_head_are_trained() -> None:
     fleet.close(finished=True)
 
 
+def test_clusters_teach_the_top() -> None:
+    tops = []
+    for clustering in (True, False):
+        config = frozen(rounds=2, semisfl={"clustering": clustering, "supervised_contrast": False})
+        experiment, fleet = here(config)
+        for index in range(2):
+            experiment.method.round(index)
+        tops.append(experiment.method.student.top.state_dict())
+        fleet.close(finished=True)
+    body = [name for name in tops[0] if not torch.equal(tops[0][name], tops[1][name])]
+    assert len({name.rpartition(".")[0] for name in body}) > 1
+
+
 class StopAfterOne(Callback):
     def on_round(self, metrics: RoundMetrics) -> bool:
         return metrics.round == 0
