@@ -18,9 +18,9 @@ BUDGETS = {
     "data": 1430,
     "engine": 690,
     "engine/kernels": 1094,
-    "fleet": 1449,
+    "fleet": 1417,
     "fleet/cluster": 410,
-    "methods": 1267,
+    "methods": 1262,
     "metrics": 137,
     "models": 1272,
     "net": 410,
@@ -28,9 +28,9 @@ BUDGETS = {
     "net/server": 1316,
     "net/tls": 435,
     "root": 140,
-    "runs": 2062,
+    "runs": 2059,
     "settings": 950,
-    "use": 945,
+    "use": 932,
     "watch": 670,
 }
 NESTED = ("engine", "fleet", "net")

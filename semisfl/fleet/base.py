@@ -173,7 +173,6 @@ class ClientRuntime(Protocol):
 
     def model(self, name: str) -> nn.Module:
         """Return this client's full model called ``name``, with the weights that were last loaded."""
-        ...
 
     def sum_model(self, name: str, fixed: str, learned: str, names: Sequence[str]) -> nn.Module:
         """Make the model ``name`` the sum of two others in the parameters ``names`` and return it.
@@ -181,51 +180,39 @@ class ClientRuntime(Protocol):
         It shares its other parameters with ``fixed`` and its buffers with ``learned``. A step on the
         sum changes ``learned`` only. Call this again whenever one of the two was loaded.
         """
-        ...
 
     def received(self, name: str) -> State | None:
         """Return a state sent at the round's start; None if this client was not sent it."""
-        ...
 
     def fetch(self, name: str) -> State:
         """Download a state of ``FullRound.on_request`` now (counted) and return it."""
-        ...
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return a host generator for this client, round and purpose."""
-        ...
 
     def images(self, view: ViewKind, batch: int) -> Iterator[Tensor]:
         """Yield one ``view`` of every local image, normalised, at most ``batch`` at a time."""
-        ...
 
     def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
         """Return softmax of ``model`` in eval mode on one ``view`` ("weak", "plain") of every local image."""
-        ...
 
     def draw_view(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
         """Plan ``view`` ("weak", "strong", "plain") of images ``indices`` [steps, batch] for ``batch_of``."""
-        ...
 
     def batch_of(self, name: str) -> Tensor:
         """Return this step's normalised images of a planned view."""
-        ...
 
     def truth(self, indices: np.ndarray) -> Tensor:
         """Return true labels of local images, for statistics only; -1 where unknown, as on a device."""
-        ...
 
     def set_buffer(self, name: str, value: Tensor) -> Tensor:
         """Copy ``value`` to the buffer ``name``, which keeps its address between rounds."""
-        ...
 
     def buffer(self, name: str) -> Tensor:
         """Return the tensor that `set_buffer` stored under this name."""
-        ...
 
     def buffer_step(self, name: str) -> Tensor:
         """Return the current step's row of a buffer [steps, ...]."""
-        ...
 
     def descend(
         self,
@@ -238,7 +225,6 @@ class ClientRuntime(Protocol):
 
         The step also follows the gradient of ``regularisers``, which only a sum model has.
         """
-        ...
 
 
 class ClientWork(Protocol):
@@ -254,19 +240,15 @@ class ClientWork(Protocol):
     @property
     def answers(self) -> Answers:
         """Declare what `finish` returns."""
-        ...
 
     def start(self, client: ClientRuntime) -> bool:
         """Prepare the round; return False if this client has nothing to contribute."""
-        ...
 
     def step(self, client: ClientRuntime) -> None:
         """Take one of the round's steps. It may be captured and replayed: see `ClientRuntime`."""
-        ...
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         """Return named states to upload (counted as ``model``) and plain numbers."""
-        ...
 
 
 # --- the fleet, as the method's server half sees it -----------------------------------------------------
@@ -283,65 +265,51 @@ class Fleet(Protocol):
 
     def open(self, directory: Path | None) -> None:
         """Let clients in. Write what must outlast this process to the run's ``directory``."""
-        ...
 
     def close(self, finished: bool) -> None:
         """End the run if ``finished``; else end this process only, and clients wait for the next one."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a restarted run must know about its clients; traffic is saved separately."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; an empty one changes nothing."""
-        ...
 
     def image_counts(self) -> Mapping[int, int]:
         """Return how many images each client holds, of all that were ever here."""
-        ...
 
     def present(self) -> Sequence[int]:
         """Return the clients that are there."""
-        ...
 
     def members(self) -> Mapping[int, str]:
         """Return the clients that are there or may come back, each with its name.
 
         Those that were removed or shut out are not among them. A client with another name is another one.
         """
-        ...
 
     def wait_ready(self) -> None:
         """Return once enough clients are there for a round."""
-        ...
 
     def start_round(self, plan: SplitRound) -> None:
         """Send the bottoms to the active clients and let them begin a split round."""
-        ...
 
     def forward(self) -> Features:
         """Return one batch of features of every active client that answers; once per step, before `backward`."""
-        ...
 
     def backward(self, gradients: Tensor) -> None:
         """Let each client back-propagate its rows of ``gradients`` [rows, features] and take one step."""
-        ...
 
     def finish_round(self) -> State:
         """Return the bottoms of the remaining clients as one, by the rule of ``robust.aggregate``."""
-        ...
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
         """Run a full-model round: every active client runs ``work``. Return the answers of those that answered."""
-        ...
 
     def settle(self, good: bool) -> str | None:
         """End the round. If it was not ``good``, return the client to exclude from its retry.
 
         None: nobody stands out.
         """
-        ...
 
 
 def draw_active(

@@ -60,26 +60,21 @@ class Method(Protocol):
 
     def __init__(self, setup: Setup) -> None:
         """Build models and optimisers. Nothing is sent or trained yet."""
-        ...
 
     def round(self, round_index: int) -> MethodMetrics:
         """Train round ``round_index`` (from 0) and return its metrics.
 
         Raises `RoundAborted` if too few clients are left; the run then restores the state and repeats the round.
         """
-        ...
 
     def tested(self) -> Mapping[str, nn.Module]:
         """Return the models that are evaluated, by name; the first one is the run's result."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next round depends on: tensors and plain values, in lists and in dictionaries by text."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. This also undoes an attempt of a round: nothing of it may be left."""
-        ...
 
 
 class ServerDropout:

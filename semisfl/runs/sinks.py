@@ -39,11 +39,14 @@ class Sink(Protocol):
     It is started before the first round, called with the metrics of each recorded round, and always closed.
     """
 
-    def start(self, run: RunInfo) -> None: ...
+    def start(self, run: RunInfo) -> None:
+        """Called before the first round, with the facts about the run."""
 
-    def write(self, metrics: RoundMetrics) -> None: ...
+    def write(self, metrics: RoundMetrics) -> None:
+        """Called after each recorded round."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Called when the run ends, however it ends."""
 
 
 class MetricsFile:

@@ -223,10 +223,6 @@ def predict(model: nn.Module, images: Tensor | np.ndarray, data: Dataset) -> Ten
 
 def evaluate(model: nn.Module, data: Dataset) -> float:
     """Return a module's accuracy on the test images of ``data``, in percent; see `predict`."""
-    if not len(data.test_labels):
-        raise ValueError(
-            f"data set {data.name!r} has no test images; evaluate on data that has some"
-        )
     chosen = predict(model, data.test_images, data).argmax(1)
     return 100 * int((chosen == data.test_labels.cpu()).sum()) / len(chosen)
 

@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -196,17 +196,6 @@ def features_schema(rows: int, features: int, codec: str) -> Schema:
     )
 
 
-def answers_schema(rows: int, classes: int) -> Schema:
-    """Return the schema of the answer to ``Features``: class probabilities [rows, classes]."""
-    return Schema({}, {"probabilities": TensorSpec((rows, classes))})
-
-
-def bottom_schema(state: Mapping[str, Tensor]) -> Schema:
-    """Return the schema of the answer to ``Bottom``: tensors with the names, shapes and types of ``state``."""
-    specs = {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in state.items()}
-    return Schema({}, specs)
-
-
 def rows_per_call(features: int, codec: str) -> int:
     """Return how many images with ``features`` values each fit into one call, at least 1."""
     one = codec_named(codec).size((1, features))
@@ -255,8 +244,8 @@ def _call(
         raise explained(error, target.address, secure=target.credentials is not None) from error
 
 
-class ModelClient:
-    """Classify images of a device with a server's help.
+class ModelClient(contextlib.AbstractContextManager["ModelClient"]):
+    """Classify images of a device with a server's help; the end of a ``with`` block closes the connection.
 
     All features pass through the owner's policy (`Outgoing`), and every use of an image is written to the
     owner's ledger before its features are sent.
@@ -340,7 +329,8 @@ class ModelClient:
             kept = dict(checkpoint.read(cached)["bottom"])
             if checkpoint.digest(kept) == digest:
                 return kept
-        schema = bottom_schema(like)
+        specs = {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in like.items()}
+        schema = Schema({}, specs)
         answer = _call(self._channel, self._target, "Bottom", b"", schema.limit)
         weights = decode(answer, {"bottom": schema}).tensors
         if checkpoint.digest(weights) != digest:
@@ -405,18 +395,12 @@ class ModelClient:
             "features", {"identity": self.model.identity}, rows, self._codec
         )
         metadata = ((ROWS, str(len(images))), (CODEC, self._codec))
-        schema = answers_schema(len(images), len(self.model.classes))
+        probabilities = TensorSpec((len(images), len(self.model.classes)))
+        schema = Schema({}, {"probabilities": probabilities})
         answer = _call(
             self._channel, self._target, "Features", b"".join(parts), schema.limit, metadata
         )
         return decode(answer, {"answers": schema}).tensors["probabilities"]
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> "ModelClient":
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._channel.close()

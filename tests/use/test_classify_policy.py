@@ -64,7 +64,8 @@ def test_a_changed_model_must_be_accepted_again(
     change: dict[str, Any], server: ModelServer, authority: Path
 ) -> None:
     accepted = Owner(approval=accepting(server))
-    connect(server, authority, owner=accepted).close()
+    with connect(server, authority, owner=accepted):
+        pass
     changed = server._model.recut(1) if "cut" in change else server._model
     server.served = ServedModel(**{**dict(ServedModel.of(changed)), **change})
     with pytest.raises(PolicyBreach):
@@ -280,7 +281,8 @@ def test_a_file_whose_weights_lie_in_another_one_is_refused(
     matrix = bottom.graph.initializer[0]
     (tmp_path / "client.key").write_bytes(matrix.raw_data)
     path = saved(bottom, tmp_path, "Identity", ["rows"])
-    connect(server, authority, bottom=path).close()
+    with connect(server, authority, bottom=path):
+        pass
     matrix.ClearField("raw_data")
     matrix.data_location = onnx.TensorProto.EXTERNAL
     matrix.external_data.add(key="location", value="client.key")

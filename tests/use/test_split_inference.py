@@ -83,7 +83,8 @@ def test_the_bottom_may_be_a_file(
 def test_the_bottom_is_downloaded_once_and_again_if_its_copy_is_damaged(
     model: Classifier, server: ModelServer, authority: Path, cache: Path
 ) -> None:
-    connect(server, authority).close()
+    with connect(server, authority):
+        pass
     (copy,) = cache.iterdir()
     assert copy.stat().st_mode & 0o777 == 0o600
     written, content = copy.stat().st_mtime_ns, copy.read_bytes()
