@@ -41,7 +41,7 @@ class SplitModel(nn.Module):
     def __init__(
         self,
         bottom: nn.Module,
-        top: nn.Module,
+        top: nn.Sequential,
         projector: nn.Module,
         features: int,
         embedded: bool = False,
@@ -84,7 +84,8 @@ class SplitModel(nn.Module):
         ]
         if widths:
             return widths[-1]
-        return self.top[-1].in_features if self.embedded else self.features
+        last = self.top[-1]
+        return last.in_features if self.embedded and isinstance(last, nn.Linear) else self.features
 
 
 def split(
