@@ -13,12 +13,24 @@ def objections(policy: Policy, config: Config) -> list[str]:
     """Return one line for every term of the run ``config`` that breaks ``policy``: the value, the limit and the fix.
 
     A method that sends whole models breaks a device's policy unless it has full_models = true, and any policy with a
-    line that would do nothing for whole models. Other methods break it by a codec that is finer than the policy's.
+    line that would do nothing for whole models. Other methods break it by a codec that is finer than the policy's, and
+    by a trained bottom, which is sent back, where the policy has no noise for it or wants a frozen one.
     """
     whole_models = bool(lookup.method(config.method).works)
     if whole_models:
-        return _about_methods(policy, config.method)
-    return _about_features(policy, config)
+        return [*_about_bottom(policy, config), *_about_methods(policy, config.method)]
+    uploads = policy.about_uploads(config.clients.bottom)
+    return [*_about_bottom(policy, config), *uploads, *_about_features(policy, config)]
+
+
+def _about_bottom(policy: Policy, config: Config) -> list[str]:
+    frozen = config.clients.bottom == "frozen"
+    if frozen or not isinstance(policy, DevicePolicy) or policy.trained_bottom:
+        return []
+    return [
+        "clients.bottom = 'trained' sends a bottom back that shows images, and this device takes part with a frozen one "
+        "alone; set clients.bottom = 'frozen', or join with trained_bottom = true in the file of --policy"
+    ]
 
 
 def _about_methods(policy: Policy, method: str) -> list[str]:

@@ -117,6 +117,8 @@ class Config(OpenSection):
                 f"clients.bottom = 'frozen': method = {self.method!r} trains the whole model on the clients; choose a "
                 "split method (semisfl, fedswitch-sl), or set clients.bottom = 'trained'"
             )
+        if lines := self.policy.about_uploads(self.clients.bottom):
+            raise ValueError(lines[0])
         if self.optimizer.lr_min > self.optimizer.lr:
             raise ValueError(
                 f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}; "

@@ -16,7 +16,6 @@ from semisfl.settings import catalog, lookup
 from semisfl.settings.plain_values import read
 from semisfl.settings.sections import ConfigError, Section, one_line
 
-_UPDATES = "set policy.update_clip and policy.update_noise (policies/strict.toml has values)"
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 Digest = Annotated[str, Field(pattern=DIGEST)]
 
@@ -81,17 +80,21 @@ class Policy(Section):
                 f"policy.noise = {self.noise:g} is in units of policy.clip; set it too, about the median "
                 "norm of features that `semisfl leakage` prints"
             )
-        if self.clip is not None and not self.update_noise:
-            raise ValueError(
-                "policy.clip and policy.noise do not protect images that the bottom sent back still "
-                f"shows; {_UPDATES}, or leave clip and noise out"
-            )
-        if self.bits_per_image is not None and not (self.noise and self.update_noise):
+        if self.bits_per_image is not None and not self.noise:
             raise ValueError(
                 f"policy.bits_per_image = {self.bits_per_image:g} needs noise on all that is sent; "
-                f"set policy.clip and policy.noise, and {_UPDATES}"
+                "set policy.clip and policy.noise (docs/security.md has values)"
             )
         return self
+
+    def about_uploads(self, bottom: str) -> list[str]:
+        """Return a line if there is no noise on the ``bottom`` that is sent back; a ``frozen`` one is not."""
+        if bottom == "frozen" or self.clip is None or self.update_noise:
+            return []
+        return [
+            "policy.clip and policy.noise do not protect images that a trained bottom still shows when it is sent back; "
+            "set policy.update_clip and policy.update_noise too (docs/security.md has values), or clients.bottom = 'frozen'"
+        ]
 
     @property
     def for_features(self) -> list[str]:
@@ -118,6 +121,10 @@ class DevicePolicy(Policy):
     full_models: bool | None = Field(
         None,
         description="take part in methods that send whole models; none: a device does not, a simulation does",
+    )
+    trained_bottom: bool = Field(
+        True,
+        description="take part in runs that train the bottom, which is sent back and shows images; false: only with a frozen one",
     )
     rounds: int | None = Field(
         None, ge=1, description="how many rounds the device takes part in; none: no limit"

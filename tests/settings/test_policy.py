@@ -48,17 +48,12 @@ def test_a_file_without_a_line_is_not_a_policy_without_limits(tmp_path: Path, te
             {"noise": 0.14, "update_clip": 1, "update_noise": 1},
             r"noise = 0\.14 is in units of policy\.clip",
         ),
-        ({"clip": 40}, r"set policy\.update_clip and policy\.update_noise"),
-        ({"clip": 40, "noise": 0.14}, r"set policy\.update_clip and policy\.update_noise"),
-        (
-            {"clip": 40, "noise": 0.14, "update_clip": 1},
-            "set policy.update_clip and policy.update_no",
-        ),
         ({"bits_per_image": 50}, r"bits_per_image = 50 needs noise on all .* set policy\.clip and"),
         (
             {"bits_per_image": 50, "update_clip": 1, "update_noise": 0.1, "clip": 1},
             "bits_per_image = 50 needs noise on all",
         ),
+        ({"trained_bottom": "none"}, "trained_bottom"),
     ],
 )
 def test_a_contradictory_policy_is_one_line(values: dict, message: str) -> None:
@@ -103,13 +98,34 @@ def test_terms_are_held_against_the_policy() -> None:
     assert message.startswith("wire.teacher_features = 'fp16' is finer")
 
 
+def test_noise_on_features_needs_noise_on_a_bottom_that_is_sent_back() -> None:
+    noisy = {"clip": 40.0, "noise": 0.14, "bits_per_image": 50}
+    frozen = parse({"clients": {"bottom": "frozen"}, "policy": noisy})
+    for values in ({"clip": 40.0}, noisy, {**noisy, "update_clip": 1.0}):
+        policy = parse_policy(values)
+        assert objections(policy, frozen) == []
+        (line,) = objections(policy, parse({}))
+        assert "set policy.update_clip and policy.update_noise too" in line
+        with pytest.raises(ConfigError, match=r"policy\.update_noise too .* clients\.bottom"):
+            parse({"policy": values})
+    assert objections(NOISY, parse({})) == []
+
+
+def test_an_owner_may_take_part_with_a_frozen_bottom_alone() -> None:
+    own = DevicePolicy(trained_bottom=False, full_models=True)
+    assert objections(own, parse({"clients": {"bottom": "frozen"}})) == []
+    for method in ("semisfl", "semifl"):
+        (line,) = objections(own, parse({"method": method}))
+        assert "set clients.bottom = 'frozen', or join with trained_bottom = true" in line
+
+
 FOR_FEATURES: dict[str, Any] = {
     **{"codec": "int8", "clip": 1.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1},
     **{"bits_per_image": 9.0, "uses_per_image": 3},
 }
 
 
-FOR_BOTH = {"rounds", "model", "full_models", "smallest_batch"}
+FOR_BOTH = {"rounds", "model", "full_models", "trained_bottom", "smallest_batch"}
 
 
 def test_a_line_that_does_nothing_for_whole_models_excludes_methods_that_send_them() -> None:
@@ -139,7 +155,7 @@ def test_a_device_keeps_whole_models_unless_its_owner_says_otherwise() -> None:
 
 
 ON_DEVICES = {"model": ["sha256:" + "0a" * 32], "full_models": False}
-ON_DEVICES |= {"rounds": 3, "smallest_batch": 8}
+ON_DEVICES |= {"trained_bottom": False, "rounds": 3, "smallest_batch": 8}
 
 
 @pytest.mark.parametrize("name", ON_DEVICES)
