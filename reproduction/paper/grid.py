@@ -9,6 +9,8 @@ from semisfl.settings.config import Config
 
 ROUNDS = 1000
 """Rounds of every run in the paper."""
+AS_RECORDED = ("fedmatch.mean_over=confident", "fedmatch.lambda_a=0.01")
+"""FedMatch's settings in its recorded runs. Today's defaults are others, and were not run at this length."""
 
 Shown = Literal["bars", "lines", "curves", "boxes", "holders"]
 
@@ -43,7 +45,8 @@ class Cell:
         """Return the cell's configuration with a seed, and with other rounds or more changes."""
         changes = [f"method={self.method}", f"rounds={rounds or self.rounds}", f"seed={seed}"]
         values = presets.values_of(self.preset)
-        return config.parse(config.override(values, [*self.changes, *more, *changes]))
+        recorded = AS_RECORDED if self.method == "fedmatch" else ()
+        return config.parse(config.override(values, [*recorded, *self.changes, *more, *changes]))
 
 
 @dataclass(frozen=True, kw_only=True)

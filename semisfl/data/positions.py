@@ -19,6 +19,18 @@ def draw_batches(
     return rng.permutation(pool)[: steps * batch].reshape(steps, batch)
 
 
+def draw_passes(rng: np.random.Generator, count: int, steps: int, batch: int) -> np.ndarray:
+    """Return positions [steps, batch] in a list of ``count`` that is passed over again and again.
+
+    Every pass is in an order of its own. It is filled up to whole batches from its own beginning.
+    """
+    per_pass = -(-count // batch)
+    passes = [
+        np.resize(rng.permutation(count), per_pass * batch) for _ in range(-(-steps // per_pass))
+    ]
+    return np.concatenate(passes)[: steps * batch].reshape(steps, batch)
+
+
 def draw_positions(
     seed: int, round_index: int, client: int, count: int, steps: int, batch: int
 ) -> np.ndarray:

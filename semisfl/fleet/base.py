@@ -196,6 +196,14 @@ class ClientRuntime(Protocol):
     def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
         """Return softmax of ``model`` in eval mode on one ``view`` ("weak", "plain") of every local image."""
 
+    def draw_batches(self, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
+        """Return batches [steps, batch] of the local images in ``pool``; if it is empty, of the first image.
+
+        With `clients.epochs` the round of this client ends after that many passes over ``pool``, if its
+        steps are not over before. The batches behind the end are not used.
+        """
+        ...
+
     def draw_view(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
         """Plan ``view`` ("weak", "strong", "plain") of images ``indices`` [steps, batch] for ``batch_of``."""
 

@@ -26,6 +26,7 @@ from semisfl.data.batches import (
     join_views,
     make_view,
 )
+from semisfl.data.positions import draw_batches, draw_passes
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
 from semisfl.engine.sums import UNREGULARISED, Regularisers, add_up
@@ -82,7 +83,7 @@ class Slot:
         self.client = client
         self._only_called: Sequence[str] = getattr(work, "only_called", ())
         self.round_index = round_plan.index
-        self.steps = round_plan.steps
+        self.steps = self.used_steps = round_plan.steps
         self.settings: Mapping[str, Any] = round_plan.settings
         self.count = len(shard)
         self._round = round_plan
@@ -176,6 +177,15 @@ class Slot:
             out = [model(images).float().softmax(1) for images in self.images(view, PREDICT_BATCH)]
         model.train(mode)
         return torch.cat(out)
+
+    def draw_batches(self, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
+        """Return batches [steps, batch] of the images in ``pool``, and decide how many of them are used."""
+        pool = pool if len(pool) else np.zeros(1, dtype=np.int64)
+        epochs = self._config.clients.epochs
+        if epochs is None:
+            return pool[draw_batches(rng, len(pool), self.steps, self.batch)]
+        self.used_steps = min(self.steps, epochs * -(-len(pool) // self.batch))
+        return pool[draw_passes(rng, len(pool), self.steps, self.batch)]
 
     def draw_view(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
         """Draw a view of the local images ``indices`` [steps, batch], to be made step by step."""
@@ -273,13 +283,13 @@ class FullModelClients:
             contributes.append(work.start(slot))
         if not any(contributes):
             return [ClientResult(client, {}, {}) for client in round_plan.active]
-        if round_plan.steps:
-            self._start_batches(slots)
-            if self._hardware.device.type == "cpu":
-                self._at_their_own_pace(work, slots, contributes, between)
-            else:
-                self._together(work, slots, round_plan.steps, between)
-        return [self._finish(work, slot, ok) for slot, ok in zip(slots, contributes, strict=True)]
+        if not round_plan.steps:
+            every = zip(slots, contributes, strict=True)
+            return [self._finish(work, slot, ok) for slot, ok in every]
+        self._start_batches(slots)
+        on_cpu = self._hardware.device.type == "cpu"
+        run = self._at_their_own_pace if on_cpu else self._together
+        return run(work, slots, contributes, between)
 
     def _at_their_own_pace(
         self,
@@ -287,7 +297,7 @@ class FullModelClients:
         slots: list[Slot],
         contributes: list[bool],
         between: Callable[[], None] | None,
-    ) -> None:
+    ) -> list[ClientResult]:
         """Run all steps of a slot in one call, so that no core waits for another between steps.
 
         If the caller is interrupted, all slots end after their current step; if a slot fails, those after it do.
@@ -296,7 +306,7 @@ class FullModelClients:
 
         def all_steps(slot: Slot, part: Part) -> None:
             slot.batches = part
-            for _ in part.steps:
+            for _ in part.steps[: max(0, slot.used_steps - part.steps.start)]:
                 if given_up.is_set():
                     raise Stopped
                 self._between_steps(between)
@@ -312,21 +322,30 @@ class FullModelClients:
                 except BaseException:
                     given_up.set()
                     raise
+        return [self._finish(work, slot, ok) for slot, ok in zip(slots, contributes, strict=True)]
 
     def _together(
         self,
         work: ClientWork,
         slots: list[Slot],
-        steps: int,
+        contributes: list[bool],
         between: Callable[[], None] | None,
-    ) -> None:
-        """Run each step of all slots side by side; a GPU captures the step once and replays it."""
+    ) -> list[ClientResult]:
+        """Run each step of all slots side by side; a GPU captures the step once and replays it.
+
+        A slot's result is read after its last step. It steps on beside the others, to no effect.
+        """
         key = (work.name, len(slots))
         if key not in self._captured:
             self._captured[key] = self._hardware.make_step(lambda: self._step(work, slots))
-        for _ in range(steps):
+        results: dict[int, ClientResult] = {}
+        for step in range(max(slot.used_steps for slot in slots)):
             self._between_steps(between)
             self._captured[key]()
+            for slot, ok in zip(slots, contributes, strict=True):
+                if slot.used_steps == step + 1:
+                    results[slot.client] = self._finish(work, slot, ok)
+        return [results[slot.client] for slot in slots]
 
     def _between_steps(self, between: Callable[[], None] | None) -> None:
         """Run the host's checks between two steps; a replayed step contains no Python."""
@@ -341,8 +360,10 @@ class FullModelClients:
             for name, planned in names.items():
                 if name not in slot.plans:
                     slot.draw_view(name, planned.view, np.zeros_like(planned.indices))
+        # A captured step reads its buffers by their address, so they have a fixed length there.
+        most = None if self.batches.whole else max(slot.used_steps for slot in slots)
         self.batches.start(
-            {name: join_views([slot.plans[name] for slot in slots]) for name in names}
+            {name: join_views([slot.plans[name] for slot in slots])[:most] for name in names}
         )
         self._names = tuple(names)
 

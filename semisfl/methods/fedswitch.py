@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
-from semisfl.data.positions import draw_batches
 from semisfl.engine.weights import follow
 from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods.base import Setup
@@ -129,7 +129,7 @@ class FedSwitchWork:
         client.set_buffer(
             "ema_decay", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0)
         )
-        indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
+        indices = client.draw_batches(client.rng("batches"), np.arange(client.count))
         client.draw_view("strong", "strong", indices)
         client.draw_view("weak", "weak", indices)
         client.set_buffer("truth", client.truth(indices))

@@ -99,6 +99,20 @@ def image100() -> Values:
     return _paper("image100", "vgg16", 5000, 64, 128, server={"pretrain_rounds": 20})
 
 
+def field() -> Values:
+    """The field's comparison: CIFAR-10, WRN-28-2, 40 labels, 10 of 100 clients, 5 local epochs, 800 rounds, IID."""
+    # As (FL)²'s public code has it. Five passes of 500 images are 80 steps, which split methods take too.
+    return {
+        "rounds": 800,
+        "data": {"name": "cifar10", "labeled": 40, "partition": {"kind": "iid"}},
+        "clients": {"total": 100, "active": 10, "batch": 32, "steps": 80, "epochs": 5},
+        "server": {"batch": 10, "steps": 20},
+        "model": {"name": "wrn-28-2"},
+        "optimizer": {"lr": 0.03, "lr_min": 0.0},
+        "runtime": {"evaluate_every": 10, "checkpoint_every": 100},
+    }
+
+
 PRESETS: dict[str, Callable[[], Values]] = {
     "digits": digits,
     "images": images,
@@ -106,6 +120,7 @@ PRESETS: dict[str, Callable[[], Values]] = {
     "svhn": svhn,
     "stl10": stl10,
     "image100": image100,
+    "field": field,
 }
 
 
@@ -152,6 +167,7 @@ def fedmatch_original(values: Values) -> Values:
         "optimizer": {"lr": 1e-3, "lr_min": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
         "fedmatch": {
             "confidence_threshold": 0.85,
+            "mean_over": "confident",
             "lambda_s": 10.0,
             "lambda_i": 1e-2,
             "lambda_a": 1e-2,
@@ -159,6 +175,18 @@ def fedmatch_original(values: Values) -> Values:
             "lambda_l1": 1e-5,
             "keep_helpers": False,
         },
+    }
+
+
+def semifl_original(values: Values) -> Values:
+    """SemiFL's network, rate, batches and epochs as its authors publish them."""
+    labeled = values.get("data", {}).get("labeled", 40)
+    batch = 250 if labeled > 1000 else 10
+    return {
+        "method": "semifl",
+        **{key: value for key, value in field().items() if key not in ("data", "server")},
+        "clients": {"total": 100, "active": 10, "batch": 10, "steps": 250, "epochs": 5},
+        "server": {"batch": batch, "steps": 5 * -(-labeled // batch)},
     }
 
 
@@ -179,6 +207,7 @@ VARIANTS: dict[str, Callable[[Values], Values]] = {
     "as_published_code": as_published_code,
     "as_in_paper": as_in_paper,
     "fedmatch_original": fedmatch_original,
+    "semifl_original": semifl_original,
     "frontier": frontier,
 }
 

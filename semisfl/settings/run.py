@@ -88,6 +88,11 @@ class ClientsConfig(Section):
     )
     batch: int = Field(64, ge=1, description="unlabelled images per client and step, B_u")
     steps: int = Field(50, ge=1, description="cross-entity (or local) steps per round, K_u")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="methods with whole models on clients: a client ends its round after so many passes over the images it trains on, or after steps, whichever is first; none: after steps",
+    )
     bottom: Literal["trained", "frozen"] = Field(
         "trained",
         description="layers on the clients: trained, or frozen: each client encodes its images once, and the server trains the other layers",

@@ -20,7 +20,7 @@ from semisfl.data.batches import (
     split_views,
 )
 from semisfl.data.labeled import LabeledImages
-from semisfl.data.positions import draw_batches
+from semisfl.data.positions import draw_batches, draw_passes
 from semisfl.fleet.base import draw_active
 from semisfl.settings.config import parse
 from tests import toy
@@ -67,9 +67,25 @@ def test_draw_batches(count: int, steps: int, batch: int, least: int) -> None:
     assert np.array_equal(drawn, again)
 
 
+@given(count=st.integers(1, 60), steps=st.integers(1, 8), batch=st.integers(1, 20))
+@settings(max_examples=60, deadline=None)
+def test_a_pass_shows_every_image_before_the_next_one_begins(
+    count: int, steps: int, batch: int
+) -> None:
+    drawn = draw_passes(seeds.generator(0, "draw"), count, steps, batch)
+    assert drawn.shape == (steps, batch)
+    per_pass = -(-count // batch)
+    for first in range(0, steps - per_pass + 1, per_pass):
+        shown = np.bincount(drawn[first : first + per_pass].reshape(-1), minlength=count)
+        assert shown.min() == per_pass * batch // count and shown.max() - shown.min() <= 1
+
+
 def test_batches_come_in_an_order_of_their_own() -> None:
     orders = {draw_batches(seeds.generator(n, "draw"), 30, 3, 10).tobytes() for n in range(4)}
-    assert len(orders) == 4 and np.arange(30).tobytes() not in orders
+    orders |= {
+        one.tobytes() for one in draw_passes(seeds.generator(9, "draw"), 30, 6, 10).reshape(2, 30)
+    }
+    assert len(orders) == 6 and np.arange(30).tobytes() not in orders
 
 
 def test_prefetched_batches_are_used_only_in_their_own_round() -> None:

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Iterator
 from threading import Barrier
 
+import numpy as np
 import pytest
 import torch
 
 from semisfl.engine.hardware import Hardware
-from semisfl.fleet.base import ClientRuntime, FullRound, State
+from semisfl.fleet.base import ClientResult, ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
 from semisfl.runs.experiment import Experiment
@@ -19,19 +20,22 @@ STEPS = 500
 
 
 def in_step(
-    self: FullModelClients, work: object, slots: list[Slot], _: list[bool], between: None
-) -> None:
+    self: FullModelClients, work: object, slots: list[Slot], ok: list[bool], between: None
+) -> list[ClientResult]:
     with self._hardware.streams.a_core_each():
-        self._together(work, slots, slots[0].steps, between)  # type: ignore[arg-type]
+        return self._together(work, slots, ok, between)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("budget", [1, 256 * 2**20])
+@pytest.mark.parametrize(
+    ("budget", "epochs"), [(1, "none"), (256 * 2**20, "none"), (1, "1"), (256 * 2**20, "2")]
+)
 @pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch", "fl2"])
 def test_own_pace_gives_what_steps_side_by_side_give(
-    method: str, budget: int, monkeypatch: pytest.MonkeyPatch
+    method: str, budget: int, epochs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the last bit, in one stretch or in many; also where a client has nothing to contribute."""
-    settings = ("clients.active=3", "semifl.confidence_threshold=0.3")
+    """To the last bit, in one stretch or in many; also where a client has nothing to contribute, or ends early."""
+    settings = ("clients.active=3", "semifl.confidence_threshold=0.3", f"clients.epochs={epochs}")
+    settings += ("clients.steps=20",) if epochs != "none" else ()
     apart, together = (assemble(method, *settings, dropout=True) for _ in range(2))
     assert isinstance(apart.fleet, LocalFleet)
     apart.fleet.block.batches.budget = budget
@@ -113,6 +117,36 @@ class Counting:
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         return {}, {}
+
+
+class Passing(Counting):
+    """Take steps on the first ``pools[client]`` images of each client."""
+
+    pools = (20, 8, 0)
+
+    def start(self, client: ClientRuntime) -> bool:
+        places = client.draw_batches(client.rng("batches"), np.arange(self.pools[client.client]))
+        assert places.shape == (client.steps, client.batch)
+        client.draw_view("plain", "plain", places)
+        return True
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return {}, {"steps": float(self.taken[client.client])}
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("most", "taken"), [(9, (6, 2, 2)), (5, (5, 2, 2))])
+def test_a_client_ends_after_its_passes_or_steps(
+    together: bool, most: int, taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two passes over 20 and 8 images in batches of 8; without an image to train on, over the first one."""
+    if together:
+        monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
+    fleet = assemble("semifl", "clients.epochs=2", "clients.active=3").fleet
+    results = fleet.train(
+        Passing(lambda client, step: None), FullRound(0, (0, 1, 2), most, 0.1, {})
+    )
+    assert tuple(result.numbers["steps"] for result in results) == taken
 
 
 def test_a_stop_ends_every_client_after_its_step() -> None:

@@ -20,6 +20,7 @@ from semisfl.methods.fedmatch.method import (
     decomposed_names,
     inter_client_loss,
     majority_labels,
+    shares,
     sum_parameters,
 )
 from semisfl.methods.fedmatch.settings import FedMatchSettings
@@ -61,16 +62,12 @@ def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
     for row in np.flatnonzero(confident):
         for h in (h1, h2):
             total += sum(h[row, c] * np.log(h[row, c] / p[row, c]) for c in range(4)) / 2
-    got = inter_client_loss(
-        torch.from_numpy(p).log(),
-        torch.from_numpy(np.stack([h1, h2])),
-        torch.from_numpy(confident),
-    )
-    assert float(got) == pytest.approx(total / 3, rel=1e-10)
-    nobody = torch.zeros(5, dtype=torch.bool)
-    assert (
-        float(inter_client_loss(torch.from_numpy(p).log(), torch.from_numpy(h1)[None], nobody)) == 0
-    )
+    own, guesses = torch.from_numpy(p).log(), torch.from_numpy(np.stack([h1, h2]))
+    for mean_over, rows in (("confident", 3), ("batch", 5)):
+        got = inter_client_loss(own, guesses, shares(torch.from_numpy(confident), mean_over))
+        assert float(got) == pytest.approx(total / rows, rel=1e-6)
+        nobody = shares(torch.zeros(5, dtype=torch.bool), mean_over)
+        assert float(inter_client_loss(own, guesses, nobody)) == 0
 
 
 def test_the_sum_of_a_layer_that_is_used_twice_is_there_under_both_names() -> None:
@@ -133,7 +130,8 @@ def test_server_descends_sigma_alone() -> None:
 
 @pytest.mark.parametrize("batchnorm", [False, True])
 @pytest.mark.parametrize("helped", [False, True])
-def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
+@pytest.mark.parametrize("mean_over", ["batch", "confident"])
+def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool, mean_over: str) -> None:
     settings = toy.values("fedmatch")
     experiment, method = make(batchnorm=batchnorm)
     sigma, psi = copy.deepcopy(method.sigma), copy.deepcopy(method.psi).requires_grad_(True)
@@ -149,6 +147,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
         "lambda_l2": 0.02,
         "lambda_l1": 1e-3,
         "confidence_threshold": 0.32,
+        "mean_over": mean_over,
     }
     helpers = {f"helper{place}": upload for place, upload in enumerate(uploads)}
     plan = FullRound(
@@ -202,7 +201,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
             label = torch.tensor([votes.index(max(votes))])
             rows.append(value + 0.7 * F.cross_entropy(logits[row : row + 1], label))
         if rows:
-            loss = loss + torch.stack(rows).mean()
+            loss = loss + torch.stack(rows).sum() / (8 if mean_over == "batch" else len(rows))
         for name in decomposed_names(psi):
             entry = psi.get_parameter(name)
             loss = loss + 0.02 * (sigma.get_parameter(name).detach() - entry).square().sum()

@@ -204,7 +204,7 @@ def losses(method: str) -> list[list[float]]:
         f"{section}.confidence_threshold=0.3"
         for section in ("semisfl", "semifl", "fedmatch", "fedswitch", "fl2")
     ]
-    fedmatch = ("fedmatch.lambda_a=0.1", "fedmatch.lambda_i=0.1")
+    fedmatch = ("fedmatch.lambda_a=0.1", "fedmatch.lambda_i=0.1", "fedmatch.mean_over=confident")
     experiment = toy.assemble(method, "optimizer.lr=0.05", *thresholds, *fedmatch)
     rows = [experiment.method.round(round_index) for round_index in range(3)]
     return [[getattr(row, name) or 0.0 for name in ROUND_LOSSES] for row in rows]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -10,7 +11,6 @@ from fedavg_fixmatch import METHOD
 from fedavg_fixmatch.settings import FixMatchSettings
 from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods import full_model
 from semisfl.methods.base import Setup
@@ -69,7 +69,7 @@ class FixMatchWork:
 
     def start(self, client: ClientRuntime) -> bool:
         client.model("model").load_state_dict(full_model.required_state(client, "model"))
-        places = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
+        places = client.draw_batches(client.rng("batches"), np.arange(client.count))
         client.draw_view("weak", "weak", places)
         client.draw_view("strong", "strong", places)
         client.set_buffer("truth", client.truth(places))

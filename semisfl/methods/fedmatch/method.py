@@ -15,6 +15,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,7 +23,6 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.data.positions import draw_batches
 from semisfl.engine.host import HostShelf
 from semisfl.fleet.aggregate import combine, long_updates
 from semisfl.fleet.base import (
@@ -235,7 +235,7 @@ class FedMatchWork:
             client.model(name).load_state_dict({**upload, **sum_parameters(sigma, upload)})
         client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed_names(sigma))
         client.set_buffer("helped", torch.tensor(float(client.received("helper0") is not None)))
-        indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
+        indices = client.draw_batches(client.rng("batches"), np.arange(client.count))
         # Not weak ones: weak augmentation lowered its authors' accuracy.
         client.draw_view("plain", "plain", indices)
         client.draw_view("strong", "strong", indices)
@@ -258,10 +258,10 @@ class FedMatchWork:
             guesses = torch.stack(helpers).float().softmax(2).nan_to_num(0.0)
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
             labels = majority_labels(own, guesses, helped)
-        by_label = settings["lambda_a"] * mean_over_confident(
-            F.cross_entropy(strong.float(), labels, reduction="none"), confident
-        )
-        loss = by_label + settings["lambda_i"] * helped * inter_client_loss(own, guesses, confident)
+        weights = shares(confident, settings["mean_over"])
+        of_images = F.cross_entropy(strong.float(), labels, reduction="none")
+        by_label = settings["lambda_a"] * (of_images * weights).sum()
+        loss = by_label + settings["lambda_i"] * helped * inter_client_loss(own, guesses, weights)
         # And l2 |sigma - psi|^2 + l1 |psi|_1. A step of theta is one of psi: sigma stays.
         regularisers = Regularisers(settings["lambda_l2"], settings["lambda_l1"])
         client.descend(theta, loss, regularisers=regularisers)
@@ -273,9 +273,13 @@ class FedMatchWork:
         return {"psi": client.model("psi").state_dict()}, read_counter(client)
 
 
-def mean_over_confident(losses: Tensor, confident: Tensor) -> Tensor:
-    """Return the mean of ``losses`` [n] over the confident rows; 0 if there are none."""
-    return (losses * confident).sum() / confident.sum().clamp(min=1)
+def shares(confident: Tensor, mean_over: str) -> Tensor:
+    """Return the share [n] of each row in a loss's mean; 0 if it is not ``confident`` [n].
+
+    ``mean_over``: the mean is over the whole ``batch``, and small if few rows are confident. Or it is over
+    the ``confident`` ones, and a single one moves the model as far as a whole batch.
+    """
+    return confident / (len(confident) if mean_over == "batch" else confident.sum().clamp(min=1))
 
 
 def majority_labels(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
@@ -287,10 +291,10 @@ def majority_labels(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
     return (votes[0] + helped * votes[1:].sum(0)).argmax(1)
 
 
-def inter_client_loss(own: Tensor, guesses: Tensor, confident: Tensor) -> Tensor:
-    """Return (1/J) sum_j KL(p_j(x) || p(x)), the mean over the confident rows.
+def inter_client_loss(own: Tensor, guesses: Tensor, weights: Tensor) -> Tensor:
+    """Return (1/J) sum_j KL(p_j(x) || p(x)), summed over the rows with their ``weights`` [n].
 
     ``own`` [n, classes]: log-probabilities of the model; ``guesses`` [J, n, classes]: the helpers' probabilities.
     """
     rows = F.kl_div(own.expand_as(guesses), guesses, reduction="none").sum(2)
-    return mean_over_confident(rows.mean(0), confident)
+    return (rows.mean(0) * weights).sum()

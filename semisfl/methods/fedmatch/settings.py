@@ -1,5 +1,7 @@
 """FedMatch's settings, and what a round of it sends."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work
@@ -17,9 +19,13 @@ class FedMatchSettings(Section):
         True,
         description="helpers stay until the next choice; false: one round, as in the authors' code",
     )
+    mean_over: Literal["batch", "confident"] = Field(
+        "batch",
+        description="clients' losses of confident images are divided by the images of the batch, or by the confident ones (the authors' code)",
+    )
     lambda_s: float = Field(1.0, ge=0, description="weight of the supervised loss")
     lambda_i: float = Field(1e-2, ge=0, description="weight of inter-client consistency")
-    lambda_a: float = Field(1e-2, ge=0, description="weight of the agreement pseudo-label loss")
+    lambda_a: float = Field(1.0, ge=0, description="weight of the agreement pseudo-label loss")
     lambda_l2: float = Field(1e-2, ge=0, description="weight of |sigma - psi|^2")
     lambda_l1: float = Field(1e-6, ge=0, description="weight of |psi|_1")
 

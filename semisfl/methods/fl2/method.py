@@ -28,7 +28,7 @@ from semisfl.methods.full_model import (
     required_state,
     start_counter,
 )
-from semisfl.methods.semifl.method import CLIP_NORM, SemiFL, batches_of
+from semisfl.methods.semifl.method import CLIP_NORM, SemiFL
 from semisfl.metrics import MethodMetrics
 from semisfl.models.passes import call_with
 
@@ -150,9 +150,8 @@ class FL2Work:
         model.load_state_dict(client.received("statistics") or {}, strict=False)
         # Once per round, by the received model on one weak view of every image.
         chosen = choose(client.predict(model, "weak"), client.settings["confidence_threshold"])
-        places = batches_of(
-            client, client.rng("batches"), chosen.kept.nonzero().flatten().cpu().numpy()
-        )
+        kept = chosen.kept.nonzero().flatten().cpu().numpy()
+        places = client.draw_batches(client.rng("batches"), kept)
         index = torch.from_numpy(places).to(chosen.labels.device)
         client.set_buffer("labels", chosen.labels[index])
         client.set_buffer("sure", chosen.sure[index])

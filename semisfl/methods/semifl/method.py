@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import (
     Answers,
     ClientResult,
@@ -189,8 +188,8 @@ class SemiFLWork:
         kept = confident.nonzero().flatten().cpu().numpy()
         # D_fix: the kept. D_mix: as many draws with replacement from all, of any confidence.
         rng = client.rng("batches")
-        fix = batches_of(client, rng, kept)
-        mix = batches_of(client, rng, rng.integers(client.count, size=len(kept)))
+        fix = client.draw_batches(rng, kept)
+        mix = client.draw_batches(rng, rng.integers(client.count, size=len(kept)))
         client.set_buffer("labels_fix", labels[torch.from_numpy(fix).to(labels.device)])
         client.set_buffer("labels_mix", labels[torch.from_numpy(mix).to(labels.device)])
         client.set_buffer(
@@ -219,12 +218,6 @@ class SemiFLWork:
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         """Return the trained model and the round's numbers."""
         return {"model": client.model("model").state_dict()}, read_counter(client)
-
-
-def batches_of(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
-    """Return batches [steps, batch] of positions that cycle through ``pool``; if it is empty, the first image over and over."""
-    pool = pool if len(pool) else np.zeros(1, dtype=np.int64)
-    return pool[draw_batches(rng, len(pool), client.steps, client.batch)]
 
 
 def mix(images: Tensor, others: Tensor, weight: Tensor) -> Tensor:
