@@ -2,8 +2,8 @@
 
 It adds three things to SemiFL. A client's threshold follows its own confidences, class by class. Very
 confident labels must also hold at adversarial weights nearby (sharpness-aware consistency). A client
-that is less sure has more weight in the mean. No images are mixed. It follows its authors' code;
-docs/methods.md lists the differences.
+that is less sure has more weight in the mean. No images are mixed. Equations are those of
+the paper; docs/methods.md lists where its code and ours differ.
 """
 
 from dataclasses import replace
@@ -94,7 +94,7 @@ class Chosen(NamedTuple):
 
 
 def choose(probabilities: Tensor, sure_from: float) -> Chosen:
-    """Choose by the client-specific adaptive threshold: T p(c) / max p for class c, p the mean prediction."""
+    """Choose by the client-specific adaptive threshold of Eq. (9): T p(c) / max p for class c, p the mean prediction."""
     confidence, labels = probabilities.max(1)
     threshold, mean = confidence.mean(), probabilities.mean(0)
     kept = confidence >= threshold * (mean / mean.max())[labels]
@@ -102,7 +102,7 @@ def choose(probabilities: Tensor, sure_from: float) -> Chosen:
 
 
 def status_shares(thresholds: list[float]) -> list[float]:
-    """Return (1 - T_i) / sum (1 - T_j): the less sure a client is, the more it still has to learn."""
+    """Return (1 - T_i) / sum (1 - T_j), Eq. (15): the less sure a client is, the more it still has to learn."""
     room = [max(1 - threshold, 1e-6) for threshold in thresholds]
     return [one / sum(room) for one in room]
 
