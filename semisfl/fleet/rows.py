@@ -1,13 +1,13 @@
 """The rows of a frozen bottom: how a client encodes its images, and the file in which its rows are kept.
 
-A simulated client, a device that trains and a device that classifies call `Encoder.rows`. The same image, client's
-name and settings give the same rows, alone or among others: the views follow from them, and the bottom always
-computes batches of one size. A file holds rows as the wire's codecs encode them. It is mapped into memory and not
+A simulated client and a device that trains call `Encoder.rows`; a device that classifies calls `Encoder.plain`, the
+same encoding without views. The same image, client's name and settings give the same rows, alone or among others: the
+views follow from them, and the bottom always computes batches of one size. A file holds rows as the wire's codecs encode them. It is mapped into memory and not
 read, so all rows together may be larger than memory.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.augment import Augmentation
 from semisfl.data.fixed_views import KINDS, views_of
 from semisfl.files import write_whole
 from semisfl.fleet.codec import codec_named
@@ -27,20 +27,22 @@ from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.settings.config import Config
 
 TOGETHER = 128
-"""Views in a pass of the bottom, whose last batch is filled up; also how many images to encode at a time."""
+"""How many images to encode at a time, and the views in a pass of the bottom on a GPU."""
+TOGETHER_CPU = 16
+"""Views in a pass on a CPU: those of 128 views leave its caches, and take two to four times as long per view."""
 
 
 @dataclass(frozen=True)
 class Encoder:
     """A frozen bottom with all else that decides its rows."""
 
-    bottom: nn.Module
-    """Maps normalised images [n, C, H, W] to features [n, d]; in eval mode."""
-    normalizer: Normalizer
+    bottom: Callable[[Tensor], Tensor]
+    """Maps normalised images [n, C, H, W] to features [n, d]; a module is in eval mode."""
+    normalizer: Callable[[Tensor], Tensor]
     outgoing: Outgoing
     """Applies the client's policy to the rows."""
-    config: Config
-    """The run's: its seed, augmentation and numbers of views are used."""
+    config: Config | None = None
+    """The run's: its seed, augmentation and numbers of views are used. None: the device only classifies."""
 
     @torch.no_grad()
     def rows(self, images: Tensor, client: str, digests: Sequence[str]) -> Cleared:
@@ -49,16 +51,30 @@ class Encoder:
         They are ``weak`` [n * weak views, d] and ``strong``, image by image. ``client``: the name in the client's
         certificate, in a simulation its index. ``digests``: the `content_digest` of each image.
         """
+        assert self.config is not None, "a device that only classifies draws no views"
         seed, counts = self.config.seed, self.config.clients.views
         views = views_of(
             images, digests, client, counts, Augmentation.of(self.config.data.augment), seed
         ).flatten(0, 1)
-        whole = nn.functional.pad(views, (0, 0, 0, 0, 0, 0, 0, -len(views) % TOGETHER))
-        passes = [self.bottom(self.normalizer(batch)) for batch in whole.split(TOGETHER)]
-        rows = torch.cat(passes)[: len(views)].unflatten(0, (len(images), -1))
+        together = TOGETHER_CPU if views.device.type == "cpu" else TOGETHER
+        whole = nn.functional.pad(views, (0, 0, 0, 0, 0, 0, 0, -len(views) % together))
+        rows = self._features(whole, together)[: len(views)].unflatten(0, (len(images), -1))
         return self.outgoing.views(
             rows, counts["weak"], [seeds.derive(seed, "noise", client, one) for one in digests]
         )
+
+    @torch.no_grad()
+    def plain(self, images: Tensor) -> Cleared:
+        """Return the rows ``features`` [n, d] of uint8 images that a server is to classify, as the policy lets them leave.
+
+        An image is its own only view. The last pass is not filled up, so that a single image is fast: its row may
+        differ in the last bits from its row among others.
+        """
+        return self.outgoing.answerable(self._features(images, TOGETHER_CPU))
+
+    def _features(self, images: Tensor, together: int) -> Tensor:
+        """Return the bottom's features of uint8 images, in passes of so many ``together``."""
+        return torch.cat([self.bottom(self.normalizer(some)) for some in images.split(together)])
 
 
 @dataclass(frozen=True)

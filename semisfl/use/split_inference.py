@@ -20,8 +20,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,10 +30,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from torch import Tensor
 
 from semisfl.data.augment import Normalizer
-from semisfl.engine.inference import outputs
 from semisfl.files import cache_folder, printable
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
+from semisfl.fleet.rows import Encoder
 from semisfl.models.build import build
 from semisfl.models.shapes import MAX_OUTPUT, Placed
 from semisfl.net import chunks
@@ -69,8 +68,6 @@ LARGEST_ANSWER = 2**31 - 1
 ANSWER_SECONDS = 30.0
 """Timeout of a call, added to the time that its bytes take on the slowest link allowed."""
 
-Bottom = Callable[[Tensor], Tensor]
-"""A function of uint8 images [n, C, H, W] that returns their features [n, d] in float32."""
 Name = Annotated[str, Field(max_length=200), AfterValidator(plain)]
 
 
@@ -277,29 +274,29 @@ class ModelClient(contextlib.AbstractContextManager["ModelClient"]):
         self.model = read_model(target)
         self._row_bits = feature_bits(self._outgoing.policy, self.model.features)
         self._channel = _channel(target)
-        self._bottom = self._read_bottom(bottom) if bottom else self._download_bottom()
+        self._encoder = self._read_bottom(bottom) if bottom else self._download_bottom()
 
     # --- the bottom ------------------------------------------------------------------------------
 
-    def _read_bottom(self, path: Path) -> Bottom:
+    def _read_bottom(self, path: Path) -> Encoder:
         """Read the bottom from a file; raise `ValueError` if it is not the bottom of the served model."""
-        runner: Bottom
         if path.suffix == ".onnx":
             file = onnx_file.File(path, foreign=True)
-            # A file may mix the images of a batch, and bits are counted for each image alone.
-            runner = self._one_by_one(file) if self._row_bits < math.inf else file
+            encoder = Encoder(partial(self._run_file, file), lambda images: images, self._outgoing)
             identity = file.identity
         else:
             model = load(path)
-            runner, identity = model.features, model.identity
+            model.need("bottom")
+            encoder = Encoder(model.network.bottom, model.normalizer, self._outgoing)
+            identity = model.identity
         if identity != self.model.identity:
             raise ValueError(
                 f"{path} is not the bottom of the model that {self._target.address} serves, or cut elsewhere; "
                 "export it from the same run, with the server's --cut, or leave out --bottom"
             )
-        return runner
+        return encoder
 
-    def _download_bottom(self) -> Bottom:
+    def _download_bottom(self) -> Encoder:
         """Build the bottom from the server's terms, if the owner accepts them, and get its weights."""
         model = self.model
         if model.layers is None or model.bottom is None:
@@ -315,8 +312,7 @@ class ModelClient(contextlib.AbstractContextManager["ModelClient"]):
             )
         bottom = network.bottom.eval().requires_grad_(False)
         bottom.load_state_dict(self._weights(bottom.state_dict(), model.bottom), assign=True)
-        normalizer = Normalizer.of(model.mean, model.std)
-        return lambda images: torch.cat(list(outputs(bottom, images, normalizer)))
+        return Encoder(bottom, Normalizer.of(model.mean, model.std), self._outgoing)
 
     def _weights(self, like: dict[str, Tensor], digest: str) -> dict[str, Tensor]:
         """Return the bottom's weights with this digest, from the cache or from the server.
@@ -343,22 +339,22 @@ class ModelClient(contextlib.AbstractContextManager["ModelClient"]):
             checkpoint.write(cached, {"bottom": weights}, private=True)
         return weights
 
-    def _one_by_one(self, bottom: Bottom) -> Bottom:
-        """Return a bottom that gets each image in a batch of its own."""
-        return lambda images: torch.cat([self._check(bottom(one), 1) for one in images.split(1)])
+    def _run_file(self, file: onnx_file.File, images: Tensor) -> Tensor:
+        """Return the features [n, d] that a file computes from images; raise `ValueError` for another shape or type.
 
-    def _check(self, rows: Tensor, count: int) -> Tensor:
-        """Return the features ``rows`` of ``count`` images; raise `ValueError` if they have another shape or type.
-
-        A file could return several rows of one image, and bits are counted for one row of each.
+        A file may mix the images of a batch, or return several rows of one image; but bits are counted for one row
+        of each image alone.
         """
-        expected = (count, self.model.features)
-        if tuple(rows.shape) != expected or rows.dtype != torch.float32:
-            raise ValueError(
-                f"the bottom gives {rows.dtype} {list(rows.shape)}, and {self._target.address} takes "
-                f"torch.float32 {list(expected)}; give the file of the model that it serves"
-            )
-        return rows
+        alone = images.split(1 if self._row_bits < math.inf else len(images))
+        parts = [file(some) for some in alone]
+        for some, rows in zip(alone, parts, strict=True):
+            expected = (len(some), self.model.features)
+            if tuple(rows.shape) != expected or rows.dtype != torch.float32:
+                raise ValueError(
+                    f"the bottom gives {rows.dtype} {list(rows.shape)}, and {self._target.address} takes "
+                    f"torch.float32 {list(expected)}; give the file of the model that it serves"
+                )
+        return torch.cat(parts)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -390,7 +386,7 @@ class ModelClient(contextlib.AbstractContextManager["ModelClient"]):
         """Encode one batch of images, send its features and return the server's probabilities [n, classes]."""
         if not len(images):
             return torch.empty(0, len(self.model.classes))
-        rows = self._outgoing.answerable(self._check(self._bottom(images), len(images)))
+        rows = self._encoder.plain(images)
         parts = self._outgoing.frame(
             "features", {"identity": self.model.identity}, rows, self._codec
         )

@@ -249,7 +249,8 @@ def test_a_file_that_mixes_images_shows_no_more_of_each(
     path = saved(bottom, tmp_path, "Add", ["rows", "first"])
     noisy = owner(server, DevicePolicy(**NOISY))
     with connect(server, authority, bottom=path, owner=noisy) as client:
-        together, alone = client._bottom(PIXELS[:2])[1], client._bottom(PIXELS[1:2])[0]
+        compute = client._encoder.bottom
+        together, alone = compute(PIXELS[:2])[1], compute(PIXELS[1:2])[0]
         torch.testing.assert_close(together, alone, rtol=0, atol=0)
 
 
