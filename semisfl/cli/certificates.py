@@ -81,11 +81,10 @@ def sign(
     from semisfl.net.tls import certs
 
     issued, fingerprint = certs.sign_request(directory, file)
-    folder = directory / "clients" / issued.name
-    _made(issued, folder / "client.crt")
+    _made(issued, directory / "clients" / issued.name / "client.crt")
     print(
         f"{issued.name} has the key with fingerprint {fingerprint}: ask the device's owner for it, and if theirs"
-        f" differs, revoke; carry client.crt and authority.crt of {folder} to the device, neither is secret"
+        f" differs, revoke; carry client.crt and authority.crt to the device, neither is secret"
     )
 
 
@@ -109,16 +108,13 @@ def renew(
     if (name is None) != for_server or (hosts and not for_server):
         raise ValueError("certs renew needs --name NAME of a device, or --server [--host HOST]")
     if name is None:
-        _made(certs.renew_server(directory, hosts or []), directory / "server.crt")
-        print(
-            f"copy {directory}/server.key and server.crt to the server; a running one takes them for"
-            " its next connections, and the old certificate stays valid until it expires"
-        )
-        return
-    _made(certs.renew_client(directory, name), directory / "clients" / name)
+        issued, place = certs.renew_server(directory, hosts or []), directory / "server.crt"
+    else:
+        issued, place = certs.renew_client(directory, name), directory / "clients" / name
+    _made(issued, place)
     print(
-        f"carry {directory}/clients/{name} to the device; it takes the files when it next connects,"
-        " and the old certificate stays valid until it expires or is revoked"
+        f"copy it and its key to the {issued.role}, which takes them for its next connections; the old certificate stays"
+        " valid until it expires or is revoked"
     )
 
 

@@ -15,6 +15,7 @@ import typer
 from semisfl.cli import console, output, watching
 from semisfl.cli.options import Json, Tables, Target
 from semisfl.runs import plots, report
+from semisfl.runs.long_table import write_long
 from semisfl.runs.report import Difference, Group, Summary, accuracy_of
 from semisfl.settings.counts import amount
 from semisfl.settings.lookup import note_of, title_of
@@ -28,6 +29,13 @@ def report_(
     ] = None,
     target: Target = None,
     table: Tables = None,
+    long: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv|FILE.parquet",
+            help="Write every number of every round, one per row, for pandas; a table and curves only if asked for.",
+        ),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -39,8 +47,10 @@ def report_(
     """Print a table and draw curves from run directories; average runs that differ only in seed."""
     if html is not None:
         watching.write_html(runs, html)
-        if not (out or table or json_ or target is not None):
-            return
+    if long is not None:
+        write_long(long, report.find_runs(runs))
+    if (html or long) and not (out or table or json_ or target is not None):
+        return
     groups = report.group_runs(report.find_runs(runs))
     place = out or output.picture_beside(runs, "report.png")
     results = [(group, report.summarise(group, target)) for group in groups]
@@ -72,7 +82,7 @@ def show(
     if not as_json:  # before the picture: drawing takes seconds
         _print_results(summaries, notes, target)
         _print_differences(pairs)
-    written = [file for place in files for file in report.write_table(place, summaries, pairs)]
+    written = [file for one in files for file in report.write_table(one, results, pairs, target)]
     if written and not as_json:
         print(f"tables: {', '.join(map(str, written))}")
     picture = output.draw(place, lambda file: plots.draw(groups, file, charts))

@@ -25,7 +25,6 @@ from semisfl.runs import compare, report
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job, Pool
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.lock import Taken
 from semisfl.runs.loop import Result
 from semisfl.runs.sinks import Guarded, Sink
 from semisfl.runs.start import PreparedRun, serve_rank
@@ -200,6 +199,7 @@ def run_all(
     device: str,
     quiet: bool,
     share: bool = False,
+    apart: bool = False,
 ) -> bool:
     """Train the unfinished runs of ``jobs``; return False if a signal stopped them.
 
@@ -211,6 +211,7 @@ def run_all(
         device: the option ``--device``.
         quiet: show no progress.
         share: skip runs that another process is training now, instead of failing.
+        apart: give each run a process of its own also if it is one at a time; one that fails ends no other.
     """
 
     def skip(path: Path) -> None:
@@ -220,17 +221,14 @@ def run_all(
 
     def train_here(job: Job) -> bool:
         """Train a run in this process; return whether it reached its end."""
-        title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
-        prepared = job.prepare(device=device, stop=signals.flag)
-        try:
-            return not train(prepared, signals, quiet=quiet, title=title).stopped
-        except Taken:
-            if not share:
-                raise
+        if share and not compare.claim(job.path):
             skip(job.path)
             return True
+        title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
+        prepared = job.prepare(device=device, stop=signals.flag)
+        return not train(prepared, signals, quiet=quiet, title=title).stopped
 
-    if pool := pool_for(engine, at_once, device):
+    if pool := pool_for(engine, at_once, device, apart):
         with progress.many_runs(quiet) as tell, signals.running():
             return compare.run_in_pool(jobs, pool(), signals.flag, tell, skip if share else None)
     try:
@@ -239,17 +237,19 @@ def run_all(
         return False
 
 
-def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] | None:
+def pool_for(
+    engine: str | None, count: int, device: str, apart: bool = False
+) -> Callable[[], Pool] | None:
     """Return a function that makes the pool of runs that ``--engine`` and ``--jobs`` ask for.
 
-    None means: train one run after another in this process. Raises `ConfigError` for an engine that is not known.
+    None means: train one run after another in this process, which ``apart`` forbids. Raises `ConfigError` for an engine that is not known.
     """
     kind, _, address = (engine or "").partition("=")
     if kind == "ray":
         return lambda: compare.RayPool(address or None, count, device)
     if kind:
         raise ConfigError(f"--engine {engine!r} is not known; use ray or ray=ADDRESS")
-    return (lambda: compare.Processes(count, device)) if count > 1 else None
+    return (lambda: compare.Processes(count, device)) if count > 1 or apart else None
 
 
 # --- the ranks of torchrun ----------------------------------------------------------------------------

@@ -109,6 +109,12 @@ def compare(
     tables: Tables = None,
     at_once: Jobs = 1,
     engine: Engine = None,
+    take: Annotated[
+        bool,
+        typer.Option(
+            help="Train only runs that no other process has taken: start the same command many times at once."
+        ),
+    ] = False,
     device: Device = "auto",
     json_: Json = False,
     quiet: Quiet = False,
@@ -131,10 +137,19 @@ def compare(
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
     finished = runner.run_all(
-        jobs, context.obj, engine=engine, at_once=at_once, device=device, quiet=quiet
+        jobs,
+        context.obj,
+        engine=engine,
+        at_once=at_once,
+        device=device,
+        quiet=quiet,
+        share=take,
+        apart=take,
     )
-    if not finished:
-        print("stopped; the same command continues")
+    left = sum(job.status != "finished" for job in jobs)
+    if not finished or left:
+        others = f"{left} of {len(jobs)} runs are with other processes; in the end the same command shows the results"
+        print(others if finished else "stopped; the same command continues")
         return
     summaries = comparison.results(jobs, target)
     place = folder / "compare.png"

@@ -5,6 +5,7 @@ on a Ray cluster, whose machines all need this package and the folder of the run
 machine is lost is started again, and continues from its last checkpoint.
 """
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -24,7 +25,7 @@ from typing import Any, Literal
 
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.lock import EXIT_CODE, Taken
+from semisfl.runs.lock import EXIT_CODE, Taken, take
 from semisfl.runs.reading import METRICS
 from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
 from semisfl.runs.start import PreparedRun, begin, go_on
@@ -252,9 +253,9 @@ def run_in_pool(
 ) -> bool:
     """Run the jobs that are not finished; return False if stopped. If one fails, the others continue.
 
-    ``tell`` is called with the numbers of finished runs, all runs, finished rounds and all rounds. ``leave`` is called
-    with a run that another process works on; without it such a run counts as failed. Raises `OSError` at the end if
-    runs failed.
+    ``tell`` is called with the numbers of finished runs, all runs, finished rounds and all rounds. With ``leave``
+    several processes share the jobs: each run is locked before it is begun, and ``leave`` is called with a run that
+    another process has. Without it such a run counts as failed. Raises `OSError` at the end if runs failed.
     """
     left = deque(job for job in jobs if job.status != "finished")
     under_way: set[Path] = set()
@@ -266,7 +267,10 @@ def run_in_pool(
                 return False
             while left and pool.has_room():
                 job = left.popleft()
-                if job.status != "finished":  # another process may have finished it by now
+                if leave is not None and not claim(job.path):
+                    left_to_others.add(job.path)
+                    leave(job.path)
+                elif job.status != "finished":  # another process may have finished it by now
                     under_way.add(job.path)
                     pool.start(job)
             for path, problem in pool.ended().items():
@@ -290,6 +294,18 @@ def run_in_pool(
             "the others"
         )
     return True
+
+
+def claim(path: Path) -> bool:
+    """Lock a run that several processes share, until this process ends; return False if another process has it.
+
+    A run's own lock comes later, once its images are loaded: of a hundred processes that begin at once, most would
+    load them in vain.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(Taken):
+        return take(path, "claim.lock") >= 0
+    return False
 
 
 def rounds_of(job: Job) -> int:
@@ -325,7 +341,7 @@ class Processes:
     def start(self, job: Job) -> None:
         """Start or continue a run, and count the attempt."""
         self._attempts[job.path] = self._attempts.get(job.path, 0) + 1
-        cores = max(1, (os.cpu_count() or 1) // self._count)
+        cores = max(1, len(os.sched_getaffinity(0)) // self._count)
         stem = Path(self._folder.name) / str(sum(self._attempts.values()))
         # A file, because a pipe that nobody reads until the end blocks the process once it is full.
         errors = stem.with_suffix(".err")

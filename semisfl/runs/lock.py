@@ -14,12 +14,12 @@ class Taken(ValueError):
     """Raised when the directory for a run is locked, or already holds a run."""
 
 
-def take(folder: Path) -> int:
+def take(folder: Path, name: str = "run.lock") -> int:
     """Return a handle that holds the lock of ``folder`` until it is closed or this process ends.
 
-    Raises `Taken` if another process has it.
+    ``name`` is the lock's file. Raises `Taken` if another process has it.
     """
-    file = folder / "run.lock"
+    file = folder / name
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

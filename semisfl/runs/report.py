@@ -464,17 +464,24 @@ Cells = list[list[object]]
 
 
 def write_table(
-    place: Path, summaries: Sequence[Summary], pairs: Sequence[Difference]
+    place: Path,
+    results: Sequence[tuple[Group, Summary]],
+    pairs: Sequence[Difference],
+    target: float | None = None,
 ) -> list[Path]:
-    """Write the table of ``summaries`` and that of ``pairs``; return the files.
+    """Write the table of groups with their summaries and that of ``pairs``; return the files.
 
-    A .tex file holds both. Another file is CSV and holds the first table; the second has "-differences" in its name.
-    Numbers have at most four decimals.
+    A .tex file holds both. Another file is CSV and holds the first table; the second has "-differences" in its name,
+    and a third, with a line for each run, "-seeds". Numbers have at most four decimals. ``target`` is that of the
+    summaries.
     """
+    summaries = [summary for _, summary in results]
     if place.suffix == ".tex":
         texts = {place: latex(summaries, pairs)}
     else:
         texts = {place: _csv(_results(summaries))}
+        seeds = _seeds([group for group, _ in results], target)
+        texts[place.with_name(f"{place.stem}-seeds.csv")] = _csv(seeds)
         if pairs:
             texts[place.with_name(f"{place.stem}-differences.csv")] = _csv(_differences(pairs))
     for file, text in texts.items():
@@ -494,6 +501,21 @@ def _results(summaries: Sequence[Summary]) -> list[dict[str, object]]:
         cost = vars(one.to_target) if one.to_target else {}
         lines.append(line | {f"target_{name}": value for name, value in cost.items()})
     return lines
+
+
+def _seeds(groups: Sequence[Group], target: float | None) -> list[dict[str, object]]:
+    """Return a line of the table for each run of each group, with its seed and directory."""
+    return [
+        {"run": run.path, "seed": run.seed}
+        | {
+            key: value
+            for key, value in line.items()
+            if not key.endswith(("seeds", "_stderr", "_reached"))
+        }
+        for group in groups
+        for run in group.runs
+        for line in _results([summarise(replace(group, runs=[run]), target)])
+    ]
 
 
 def _differences(pairs: Sequence[Difference]) -> list[dict[str, object]]:

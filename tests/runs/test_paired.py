@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -79,7 +80,15 @@ def test_csv_and_latex_of_a_report(
     assert main(command) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "+3.0" in out and "-3.6 to +9.6" in out
-    assert f"tables: {place}, {tmp_path / 'table-differences.csv'}, {paper}" in out
+    seeds, pairs = (tmp_path / f"table-{name}.csv" for name in ("seeds", "differences"))
+    assert f"tables: {place}, {seeds}, {pairs}, {paper}" in out
+    each = list(csv.DictReader(seeds.read_text().splitlines()))
+    assert [(one["label"], one["seed"]) for one in each[3:5]] == [
+        ("SemiSFL", "3"),
+        ("Supervised-only", "0"),
+    ]
+    assert fmean(float(one["accuracy"]) for one in each[:4]) == 65.5
+    assert Path(each[0]["run"]).is_dir() and "accuracy_stderr" not in each[0]
     first, second = csv.DictReader(place.read_text().splitlines())
     assert (first["label"], first["seeds"], float(first["accuracy"])) == ("SemiSFL", "4", 65.5)
     assert (first["target_reached"], first["bytes"], first["test"]) == ("1", "200.0", "65.5")

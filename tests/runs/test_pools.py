@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from semisfl.cli.main import main
 from semisfl.runs import compare
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job, Pool, Processes, rounds_of, run_in_pool
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import begin, train
+from semisfl.settings.config import parse
+from semisfl.settings.toml import to_toml
 from semisfl.stopping import StopFlag
 from tests.cli.test_torchrun import SETTINGS, numbers
 from tests.processes import Forked
@@ -173,6 +177,30 @@ def test_runs_of_another_process_are_skipped_if_sharing_is_on(
         error = rf"1 of 2 runs failed; .*{taken.path.name} is in use by process {os.getpid()} on"
         with pytest.raises(OSError, match=error), make() as pool:
             run_in_pool([taken, free], pool, StopFlag(), tell)
+
+
+def test_a_process_takes_only_runs_that_no_other_has(
+    values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "grid.toml").write_text(to_toml(parse(values | {"rounds": 1})))
+    command = ["compare", str(tmp_path / "grid.toml"), "--seeds", "1", "--out", str(tmp_path / "g")]
+    command += ["--take", "--device", "cpu"]
+    taken, free = jobs_in(tmp_path / "g", values | {"rounds": 1})
+    holder = Forked([sys.executable, "-c", HOLD, str(taken.path)], stdout=PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "True\n"
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "1 of 2 runs are with other processes" in printed.out
+    assert f"{taken.path} is skipped" in printed.err
+    assert [job.status for job in (taken, free)] == ["new", "finished"]
+    holder.kill()
+    holder.wait()
+    assert main(command) == 0  # the run of a process that died is free again
+    assert "Supervised-only" in capsys.readouterr().out and taken.status == "finished"
+
+
+HOLD = "import sys, time, pathlib; from semisfl.runs.compare import claim; "
+HOLD += "print(claim(pathlib.Path(sys.argv[1])), flush=True); time.sleep(60)"
 
 
 def test_the_output_of_a_failed_process_is_reported(values: dict[str, Any], tmp_path: Path) -> None:

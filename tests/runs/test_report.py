@@ -1,14 +1,18 @@
 """Reports: what they read, how they group and average, and that nothing of training is needed."""
 
+import csv
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from reproduction import records
+from semisfl.cli.main import main
 from semisfl.runs import plots, report
 from semisfl.runs.start import train
 from tests import toy
@@ -141,3 +145,31 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     (group,) = report.group_runs(report.find_runs([tmp_path]))
     assert [run.path.name for run in group.runs] == ["b", "d"]
     assert "2 of 4 runs left out as there twice" in group.remark
+
+
+def test_every_number_of_every_round_as_one_long_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"semisfl.temperature": 0.2}  # not read by the other method, so no difference
+    for seed, labels in ((0, 10), (3, 40)):
+        settings = {"seed": seed, "data.labeled": labels, **own}
+        write_run(tmp_path / "runs" / str(labels), [50.0, None], **settings)
+    write_run(tmp_path / "runs" / "c", [50.0, None], method="supervised", **{"data.labeled": 10})
+    place, packed = tmp_path / "long.csv", tmp_path / "long.parquet"
+    assert main(["report", str(tmp_path / "runs"), "--long", str(place)]) == 0
+    assert capsys.readouterr().out == "", "a table only if asked for"
+    rows = list(csv.DictReader(place.read_text().splitlines()))
+    assert list(rows[0]) == ["run", "method", "seed", "data.labeled", "round", "key", "value"]
+    assert main(["report", str(tmp_path / "runs"), "--long", str(packed)]) == 0
+    table = pyarrow.parquet.read_table(packed).to_pylist()
+    assert [{key: str(value) for key, value in one.items()} for one in table] == rows
+    assert {type(value) for value in table[0].values()} == {str, int, float}
+    found = {(r["method"], r["seed"], r["data.labeled"], r["round"], r["key"]): r for r in rows}
+    assert float(found["semisfl", "3", "40", "0", "accuracy"]["value"]) == 50.0
+    assert float(found["supervised", "0", "10", "1", "bytes_total"]["value"]) == 200
+    assert ("semisfl", "3", "40", "1", "accuracy") not in found
+    assert main(["report", str(tmp_path / "runs"), "--long", "long.xlsx"]) == 2
+    assert "must end in .csv or .parquet" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["report", str(tmp_path / "runs"), "--long", str(packed)]) == 2
+    assert "pip install 'semisfl[datasets]'" in capsys.readouterr().err
