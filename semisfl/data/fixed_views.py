@@ -17,10 +17,15 @@ from semisfl.data.augment import Augmentation
 KINDS = ("weak", "strong")
 """The kinds of views, in the order in which an image has them."""
 
+DIGEST_BYTES = 16
+"""Bytes of a `content_digest`."""
+
 
 def content_digest(tensor: Tensor) -> str:
     """Return the digest of a tensor's values, as 32 hexadecimal digits: of an image [C, H, W], its identity."""
-    return hashlib.blake2b(tensor.cpu().contiguous().numpy().data, digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        tensor.cpu().contiguous().numpy().data, digest_size=DIGEST_BYTES
+    ).hexdigest()
 
 
 def views_of(

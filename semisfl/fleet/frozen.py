@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.fleet.local import Simulation
 from semisfl.fleet.rows import TOGETHER, Encoder, RowFile, RowFormat
 from semisfl.fleet.setup import FleetSetup
+from semisfl.models.freezing import weights_digest
 from semisfl.settings.policy import DevicePolicy
 
 FOLDER = "features"
@@ -46,9 +47,23 @@ class StoredRounds:
     def prepare(self, setup: FleetSetup) -> None:
         """Take the run's ``setup``, which says what the rows of all files are."""
         self._config, self._form = setup.config, RowFormat.of(setup.config, setup.model.features)
+        self._normalised_by = [setup.mean, setup.std]
         self._round: dict[str, Tensor] = {}
         """The round's packed rows [steps, rows of all clients, bytes] of each kind, and perhaps ``truth``."""
         self._step = torch.zeros(1, dtype=torch.long, device=setup.hardware.device)
+
+    def about(self, bottom: State) -> dict[str, Any]:
+        """Return what rows follow from beside the client's name and images: a file of other rows is not used.
+
+        ``bottom``: the weights as clients get them.
+        """
+        return {
+            "bottom": weights_digest(bottom),
+            "seed": self._config.seed,
+            "augment": self._config.data.augment.model_dump(),
+            "normalised by": self._normalised_by,
+            "policy": self._config.policy.model_dump(mode="json"),
+        }
 
     def draw(self, plan: SplitRound, stored: Mapping[int, Stored]) -> None:
         """Draw the round's rows of every active client and copy them to the device."""
@@ -104,12 +119,6 @@ class FrozenFleet(StoredRounds, Simulation):
         self._policy = DevicePolicy()
         # A copy: the method trains the model it was given, and its weights move to another place.
         self._encoder = Encoder(clone(setup.model.bottom), setup.normalizer, outgoing, self.config)
-        self._about = {
-            "seed": self.config.seed,
-            "augment": self.config.data.augment.model_dump(),
-            "normalised by": [setup.mean, setup.std],
-            "policy": outgoing.policy.model_dump(mode="json"),
-        }
         self._stop, self._files, self._ends = setup.stop, dict[int, RowFile](), ExitStack()
 
     def open(self, directory: Path | None) -> None:
@@ -144,11 +153,10 @@ class FrozenFleet(StoredRounds, Simulation):
         all_images, shard = self.clients.images, self.clients.shards[client]
         images = all_images.index_select(0, torch.from_numpy(shard).to(all_images.device))
         name, digests = self.members()[client], [content_digest(image) for image in images.cpu()]
-        weights = {tensor: content_digest(values) for tensor, values in bottom.items()}
-        about = {"client": name, "images": digests, "bottom": weights, **self._about}
+        about = {"client": name, **self.about(bottom)}
         parts = (
             (images[first : first + TOGETHER], name, digests[first : first + TOGETHER])
             for first in range(0, len(images), TOGETHER)
         )
         packed = (self._form.pack(self._encoder.rows(*part).tensors) for part in parts)
-        return RowFile.made(self._folder / f"{name}.rows", self._form, about, packed)
+        return RowFile.made(self._folder / f"{name}.rows", self._form, about, digests, packed)

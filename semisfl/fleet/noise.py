@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,15 +22,18 @@ def add_noise(values: Tensor, deviation: float, normal: Tensor) -> Tensor:
     return (torch.trunc(values / step) + torch.round(normal * GRID)) * step + 0.0
 
 
-def secret_normal(shape: Sequence[int], device: torch.device) -> Tensor:
+def secret_normal(
+    shape: Sequence[int], device: torch.device, random: Callable[[int], bytes] = os.urandom
+) -> Tensor:
     """Return standard normal values that nobody can predict, on ``device``.
 
     torch's generators are no secret: a CPU's has 2^32 seeds, and features that a server set to 0 show
-    its state. These are the operating system's random bytes, made normal as Box and Muller (1958) do.
+    its state. These are the operating system's random bytes, or others of a secret source, made normal as Box and
+    Muller (1958) do.
     """
     count = math.prod(shape)
     pairs = (count + 1) // 2
-    words = torch.frombuffer(bytearray(os.urandom(8 * pairs)), dtype=torch.int32)
+    words = torch.frombuffer(bytearray(random(8 * pairs)), dtype=torch.int32)
     uniform = (words.bitwise_and(0x7FFFFFFF).float() + 0.5) / 2**31
     radius, angle = (-2 * uniform[:pairs].log()).sqrt(), 2 * math.pi * uniform[pairs:]
     normal = torch.cat((radius * angle.cos(), radius * angle.sin()))

@@ -5,8 +5,10 @@ as the codec leaves them. On a device it also makes every frame that is sent, th
 included. A frame takes tensors only as `Cleared`, and only the policy makes that type.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import shake_256
 from typing import Any
 
 import torch
@@ -51,6 +53,10 @@ class Cleared:
         """Return the same with every name as ``prefix/name``."""
         named = {f"{prefix}/{name}": tensor for name, tensor in self._tensors.items()}
         return Cleared(_POLICY, self.kind, self.policy, named)
+
+    def packed(self, pack: Callable[[Mapping[str, Tensor]], Tensor]) -> "Cleared":
+        """Return the same as the bytes that ``pack`` makes of the tensors, under the name ``rows``."""
+        return Cleared(_POLICY, self.kind, self.policy, {"rows": pack(self._tensors)})
 
     def take(self, kind: str, policy: Policy) -> State:
         """Return the tensors for one frame; raise `PolicyBreach` if they may not leave in it."""
@@ -100,6 +106,9 @@ class Outgoing:
         self._encode = encode
         self._unpredictable = unpredictable
         self._generators: list[torch.Generator] = []
+        self.secret = b""
+        """Decides a device's noise on the rows of a frozen bottom: rows that are sent again have the same noise."""
+        self._streams: list[Callable[[int], bytes]] = []
 
     def agree(self, config: Config) -> None:
         """Accept the run's ``config``; raise `PolicyBreach` if a policy forbids its terms."""
@@ -168,7 +177,9 @@ class Outgoing:
     def _normal(self, like: Tensor, slot: int) -> Tensor:
         """Return standard normal values of the shape of ``like`` for client ``slot``."""
         if self._unpredictable:
-            return secret_normal(like.shape, like.device)
+            return secret_normal(
+                like.shape, like.device, self._streams[slot] if self._streams else os.urandom
+            )
         generator = self._generators[slot]
         return torch.randn(like.shape, generator=generator, device=like.device)
 
@@ -176,16 +187,17 @@ class Outgoing:
     def views(self, rows: Tensor, weak: int, noise_seeds: Sequence[int]) -> Cleared:
         """Clear the rows [images, views, d] of a frozen bottom, the ``weak`` views of each image first.
 
-        Noise of a simulated client's image is drawn from the image's own seed in ``noise_seeds``.
+        An image's noise follows from its own seed in ``noise_seeds``, and on a device from its secret too.
         """
-        self._generators = [
-            torch.Generator(rows.device).manual_seed(seed)
-            for seed in (noise_seeds if self.policy.noise else ())
-        ]
+        drawn = noise_seeds if self.policy.noise else ()
+        if self._unpredictable:
+            self._streams = [shake_256(self.secret + str(seed).encode()).digest for seed in drawn]
+        else:
+            self._generators = [torch.Generator(rows.device).manual_seed(seed) for seed in drawn]
         limited = self.clip_and_noise(rows.flatten(0, 1), len(rows)).view_as(rows)
         parts = {"weak": limited[:, :weak], "strong": limited[:, weak:]}
         named = {kind: part.flatten(0, 1) for kind, part in parts.items()}
-        return Cleared(_POLICY, "features", self.policy, named)
+        return Cleared(_POLICY, "rows", self.policy, named)
 
     def codec(self, chosen: str | None) -> str:
         """Return the codec of features to classify; raise `PolicyBreach` if ``chosen`` is too fine.

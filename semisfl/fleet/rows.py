@@ -9,6 +9,7 @@ read, so all rows together may be larger than memory.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.data.augment import Augmentation
-from semisfl.data.fixed_views import KINDS, views_of
+from semisfl.data.fixed_views import DIGEST_BYTES, KINDS, views_of
 from semisfl.files import write_whole
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Cleared, Outgoing
@@ -116,6 +117,14 @@ class RowFormat:
             1,
         )
 
+    def unpack_images(self, packed: Tensor) -> dict[str, Tensor]:
+        """Return the rows of each kind, [images * views, d], from what `pack` returned."""
+        parts = packed.split([self.part(kind) for kind in KINDS], 1)
+        return {
+            kind: self.unpack(kind, part.reshape(len(packed) * self.views[kind], -1))
+            for kind, part in zip(KINDS, parts, strict=True)
+        }
+
     def unpack(self, kind: str, packed: Tensor) -> Tensor:
         """Return rows [n, d] from their bytes [n, bytes of a row]."""
         codec, shape = codec_named(self.codecs[kind]), (len(packed), self.features)
@@ -129,50 +138,71 @@ class RowFormat:
 
 
 class RowFile:
-    """The rows of one client in a file, which begins with a line of JSON that says what they are."""
+    """The rows of one client in a file: a line of JSON that says what they are, then each image's digest and rows."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file at ``path``; raise `ValueError` if its size is not that of the images it names."""
+        """Map the file at ``path`` with the images that it has now; others may be appended later."""
         begin = header(path)
         about = json.loads(begin)
+        self.client = str(about["client"])
+        """The client's name."""
         self._form = RowFormat(about["codecs"], about["views"], about["features"])
-        self.images = len(about["images"])
+        record = DIGEST_BYTES + self._form.size
+        self.images = (path.stat().st_size - len(begin)) // record
         """How many images it has rows of."""
-        mapped = np.memmap(path, np.uint8, "r", len(begin))
-        self.bytes = len(mapped)
+        self.bytes = self.images * self._form.size
         """The encoded size of all rows."""
-        if self.bytes != self.images * self._form.size:
-            raise ValueError(
-                f"{path} holds {self.bytes:,} bytes of rows, and {self.images * self._form.size:,} are due; "
-                "restore the file, or remove it so that its client sends it again"
-            )
-        self._images = mapped.reshape(self.images, -1)
+        self.end = len(begin) + self.images * record
+        """Where they end, in bytes; a killed process may have left half an image behind them."""
+        mapped = np.memmap(path, np.uint8, "r", len(begin), (self.images, record))
+        self._digests, self._rows = np.split(mapped, [DIGEST_BYTES], 1)
+
+    @property
+    def digests(self) -> bytes:
+        """Return the `content_digest` of all images, in their order, one after another."""
+        return self._digests.tobytes()
 
     @classmethod
     def made(
-        cls, path: Path, form: RowFormat, about: Mapping[str, Any], packed: Iterable[Tensor]
+        cls,
+        path: Path,
+        form: RowFormat,
+        about: Mapping[str, Any],
+        digests: Sequence[str],
+        packed: Iterable[Tensor],
     ) -> "RowFile":
-        """Return the file at ``path``; if there is none that is ``about`` the same rows, write it first.
+        """Return the file at ``path``; if there is none of the same images and rows, write it first.
 
-        Rows in a file with the same ``about`` are equal; ``about["images"]`` are the digests of the images, in order.
-        ``packed`` yields the bytes of some images at a time, and is read only if the file is written, whole or not
-        at all.
+        Rows of the same image are equal in files with the same ``form`` and ``about``. ``packed`` yields the bytes of
+        some images at a time, and is read only if the file is written, whole or not at all.
         """
-        begin = json.dumps({**about, **vars(form)}, sort_keys=True).encode() + b"\n"
-        if not path.exists() or header(path) != begin:
-            path.parent.mkdir(exist_ok=True)
-            lines = chain([begin], (some.cpu().numpy().tobytes() for some in packed))
-            write_whole(path, lambda file: file.writelines(lines), private=True)
+        begin, named = first_line(form, about), BytesIO(bytes.fromhex("".join(digests)))
+        if path.exists() and header(path) == begin and cls(path).digests == named.getvalue():
+            return cls(path)
+        parts = (records(named.read(DIGEST_BYTES * len(some)), some) for some in packed)
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, lambda file: file.writelines(chain([begin], parts)), private=True)
         return cls(path)
 
     def draw(self, kind: str, images: np.ndarray, views: np.ndarray) -> Tensor:
         """Return the bytes [..., bytes of a row] of one row for each of ``images`` [...], of its view in ``views`` [...]."""
         count, size = self._form.views[kind], self._form.part(kind)
-        part = self._images[:, :size] if kind == "weak" else self._images[:, -size:]
-        return torch.from_numpy(part.reshape(len(part), count, -1)[images, views])
+        part = self._rows[:, :size] if kind == "weak" else self._rows[:, -size:]
+        return torch.from_numpy(part.reshape(self.images, count, -1)[images, views])
+
+
+def first_line(form: RowFormat, about: Mapping[str, Any]) -> bytes:
+    """Return how a file begins: ``about`` and ``form`` say what the rows are, and whose."""
+    return json.dumps({**about, **vars(form)}, sort_keys=True).encode() + b"\n"
 
 
 def header(path: Path) -> bytes:
-    """Return the first line of a client's file: JSON that says what the rows are, with the digests of the images."""
+    """Return the first line of a file."""
     with path.open("rb") as file:
         return file.readline()
+
+
+def records(digests: bytes, packed: Tensor) -> bytes:
+    """Return what a file holds of some images: the digest of each, then its ``packed`` rows [images, bytes]."""
+    names = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
+    return np.hstack([names, packed.cpu().numpy()]).tobytes()

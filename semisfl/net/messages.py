@@ -15,6 +15,12 @@
                              <-     states
     states                   ->                   and numbers; or:
     declined                 ->                   the client has nothing to add
+                             <-     stored        a frozen bottom: which images' rows the server has
+    missing                  ->                   how many images it lacks
+                             <-     weights       of the bottom, if the client asked for them
+                             <-     encode        so many images, the next ones that are missing
+    rows                     ->                   of these images; and so on, until no image is missing
+                             <-     published     the rows of all images are kept
     refusal                  ->                   instead of any answer: the device's policy forbids it
 
 The server asks, the client answers; an answer carries the ticket of what it answers.
@@ -29,6 +35,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semisfl.data.fixed_views import DIGEST_BYTES
+from semisfl.fleet.rows import RowFormat
 from semisfl.models.split import SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
 from semisfl.settings import catalog, lookup
@@ -38,6 +46,8 @@ from semisfl.settings.policy import DevicePolicy
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
+MOST_STORED = 8192 * DIGEST_BYTES
+"""Most bytes of digests in a frame ``stored``."""
 
 BY_POLICY = "the client's policy: "
 """How a server's reason begins if a device's own policy keeps it out."""
@@ -74,6 +84,10 @@ FULL = Schema(
 FETCH = Schema({"round": int, "name": str})
 DECLINED = Schema({"round": int})
 REFUSAL = Schema({"reason": str})
+STORED = Schema({"images": bytes, "more": bool})
+MISSING = Schema({"images": int, "bottom": bool})
+ENCODE = Schema({"images": int})
+PUBLISHED = Schema({"images": int})
 
 Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -177,6 +191,16 @@ class Schemas:
     def bottom_frame(self) -> Schema:
         """Return the frame of a trained bottom."""
         return Schema({"round": int}, self._state("bottom", self.bottom))
+
+    @cached_property
+    def weights(self) -> Schema:
+        """Return the frame of a frozen bottom's weights."""
+        return Schema({}, self._state("bottom", self.bottom))
+
+    def rows(self, images: int) -> Schema:
+        """Return the frame of the packed rows of ``images``, with their digests."""
+        size = RowFormat.of(self.config, self.features).size
+        return Schema({"images": bytes}, {"rows": TensorSpec((images, size), torch.uint8)})
 
     def states(self, outline: Mapping[str, Any]) -> Schema:
         """Return the frame of the states that ``outline`` (state -> names of its tensors) announces."""

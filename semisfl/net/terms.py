@@ -26,15 +26,20 @@ from semisfl.settings.layer_kinds import Flatten, Layer, name_layers, store_stat
 from semisfl.settings.policy import DIGEST
 from semisfl.settings.run import ModelConfig
 
-AGREED: dict[str, Any] = {
-    **dict.fromkeys(("method", "rounds", "seed", "optimizer", "wire"), True),
+_ALWAYS: dict[str, Any] = {
+    **dict.fromkeys(("seed", "wire"), True),
     "data": {"augment": True},
-    "clients": dict.fromkeys(("batch", "steps", "bottom", "weak_views", "strong_views"), True),
-    "teacher": {"ema_decay": True},
     "runtime": {"precision": True, "deterministic": True},
 }
-"""Settings that decide what a device computes and sends. The model, the policy and the method's own
-settings are added by `Terms.config_values`; all others are the server's own."""
+AGREED: dict[str, dict[str, Any]] = {
+    "trained": _ALWAYS
+    | dict.fromkeys(("method", "rounds", "optimizer"), True)
+    | {"clients": {"batch": True, "steps": True}, "teacher": {"ema_decay": True}},
+    "frozen": _ALWAYS | {"clients": {"bottom": True, "weak_views": True, "strong_views": True}},
+}
+"""Settings that decide what a device computes and sends, by ``clients.bottom``: with a frozen bottom nothing depends
+on the method. The model, the policy and the method's own settings are added by `Terms.config_values`; all others are
+the server's own."""
 ON_CLIENTS = {"client_teacher"}
 """Settings of a split method that clients obey; clients of the other methods obey the whole section."""
 
@@ -66,7 +71,8 @@ class Terms:
     def config_values(self) -> dict[str, Any]:
         """Return the settings that reach a device."""
         config = self.config
-        values = config.model_dump(mode="json", include=AGREED)
+        frozen = config.clients.bottom == "frozen"
+        values = config.model_dump(mode="json", include=AGREED[config.clients.bottom])
         # A policy without demands says nothing, whichever lines this version knows.
         values["policy"] = config.policy.model_dump(mode="json", exclude_defaults=True)
         method = lookup.method(config.method)
@@ -75,7 +81,7 @@ class Terms:
             "layers": [layer.model_dump(mode="json") | {"name": name} for name, layer in layers],
             "cut": cut,
         }
-        if method.section and (own := getattr(config, method.section, None)) is not None:
+        if method.section and not frozen and (own := getattr(config, method.section, None)):
             which = None if method.works else ON_CLIENTS
             values[method.section] = own.model_dump(mode="json", include=which)
         return values
@@ -89,7 +95,8 @@ class Terms:
         """
         try:
             plain = json.loads(text)
-            if (method := plain["config"]["method"]) not in methods:
+            # Terms of a frozen bottom name no method.
+            if (method := plain["config"].get("method")) not in {None, *methods}:
                 raise ValueError(
                     f"method {str(method)[:80]!r} is neither installed here nor allowed by --allow-method"
                 )

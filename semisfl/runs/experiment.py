@@ -21,7 +21,6 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.cluster.ranks import launch
-from semisfl.fleet.frozen import FrozenFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
 from semisfl.methods.probe import fit_head
@@ -147,27 +146,29 @@ class Experiment:
 
 
 FLEETS = {
-    "local": "semisfl.fleet.local:LocalFleet",
-    "network": "semisfl.net.server.fleet:NetworkFleet",
-    "cluster": "semisfl.fleet.cluster.cluster_fleet:ClusterFleet",
+    ("local", "trained"): "semisfl.fleet.local:LocalFleet",
+    ("network", "trained"): "semisfl.net.server.fleet:NetworkFleet",
+    ("cluster", "trained"): "semisfl.fleet.cluster.cluster_fleet:ClusterFleet",
+    ("local", "frozen"): "semisfl.fleet.frozen:FrozenFleet",
+    ("network", "frozen"): "semisfl.net.server.frozen:FrozenNetworkFleet",
 }
-"""The class of each kind of fleet, made of a `FleetSetup`. Imported when chosen: a simulation needs no network packages."""
+"""The class of each kind of fleet, by ``fleet.kind`` and ``clients.bottom``, made of a `FleetSetup`. Imported when chosen: a simulation needs no network packages."""
 
 
 def make_clients(setup: FleetSetup) -> Fleet:
     """Return the fleet that the configuration names: by where the clients live, and by whether they train."""
-    kind, clients = setup.config.fleet.kind, setup.config.clients
-    if clients.bottom == "trained":
-        fleet: Fleet = lookup.load(FLEETS[kind])(setup)
-        return fleet
-    if kind != "local":
+    config = setup.config
+    kind, bottom = config.fleet.kind, config.clients.bottom
+    if (kind, bottom) not in FLEETS:
         raise ConfigError(
-            f"clients.bottom = 'frozen' with fleet.kind = {kind!r} is not possible yet; use `semisfl run` in one "
+            f"clients.bottom = {bottom!r} with fleet.kind = {kind!r} is not possible yet; use `semisfl run` in one "
             "process, or set clients.bottom = 'trained'"
         )
-    if any(getattr(own, "client_teacher", None) == "ema" for own in setup.config.own_sections):
+    follows = any(getattr(own, "client_teacher", None) == "ema" for own in config.own_sections)
+    if bottom == "frozen" and follows:
         log.info("client_teacher = 'ema' has no effect: with clients.bottom = 'frozen' none moves")
-    return FrozenFleet(setup)
+    fleet: Fleet = lookup.load(FLEETS[kind, bottom])(setup)
+    return fleet
 
 
 def fleet_setup(

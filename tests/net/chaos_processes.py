@@ -103,7 +103,7 @@ def serve(place: Path, port: int, disk_full: bool, pipe: Pipe) -> None:
     _impatient()
     if disk_full:
         fill_disk(os.getpid(), True)
-    experiment.FLEETS["network"] = f"{__name__}:{RecordingFleet.__name__}"
+    experiment.FLEETS["network", "trained"] = f"{__name__}:{RecordingFleet.__name__}"
     RecordingFleet.calm = calm(place)
     stop = StopFlag()
     signal.signal(signal.SIGTERM, lambda *_: stop.request())

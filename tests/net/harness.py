@@ -32,6 +32,7 @@ from semisfl.net.client.owner import Approval, Owner
 from semisfl.net.client.shown_terms import read_terms
 from semisfl.net.frames import Frame, encode
 from semisfl.net.server.fleet import NetworkFleet
+from semisfl.net.server.frozen import FrozenNetworkFleet
 from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.runs.checkpoint import snapshot
@@ -195,7 +196,9 @@ class Network:
                 f"127.0.0.1:{port}", self.certificates, self.certificates is None
             ),
             make_fleet=functools.partial(
-                NetworkFleet, handshake_seconds=self._handshake_seconds, thread=loop_thread()
+                FrozenNetworkFleet if self.config.clients.bottom == "frozen" else NetworkFleet,
+                handshake_seconds=self._handshake_seconds,
+                thread=loop_thread(),
             ),
         )
         self.fleet: NetworkFleet = self.experiment.fleet  # type: ignore[assignment]

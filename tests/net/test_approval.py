@@ -70,7 +70,6 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "no policy": {"policy": {"uses_per_image": 9}},
     "another precision": {"runtime": {"precision": "bf16"}},
     "a frozen bottom": {"clients": {"bottom": "frozen"}},
-    "more views": {"clients": {"strong_views": 5}},
 }
 
 
@@ -81,6 +80,22 @@ def test_every_change_of_what_a_device_computes_or_sends_changes_the_digest(atta
     with pytest.raises(PolicyBreach, match=other.digest):
         Approval([accepted.digest]).check(other.digest)
     Approval([accepted.digest]).check(accepted.digest)
+
+
+NO_MATTER = {
+    *("another method", "a batch of one", "more steps", "more rounds", "another learning rate"),
+    "a teacher that follows",
+}
+"""Changes that a device whose bottom is frozen never hears of."""
+
+
+@pytest.mark.parametrize("attack", sorted({*ATTACKS} - {"whole models", "a frozen bottom"}))
+def test_the_terms_of_a_frozen_bottom_hold_what_its_rows_follow_from(attack: str) -> None:
+    changes = ATTACKS[attack]
+    clients = {"bottom": "frozen", **changes.get("clients", {})}
+    other = terms(**{**changes, "clients": clients})
+    assert (other.digest == terms(clients={"bottom": "frozen"}).digest) == (attack in NO_MATTER)
+    assert terms(clients={**clients, "strong_views": 5}).digest != other.digest
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from semisfl.files import write_whole
@@ -30,6 +31,10 @@ class Allowance:
         self.spent = Spent()
         """Sums over the rounds of training so far."""
         self.classified = Classified()
+        self.encoded: Mapping[str, Sequence[str]] = {}
+        """The images whose rows of a frozen bottom are counted, by what the rows follow from."""
+        self.secret = secrets.token_bytes(32)
+        """Makes the noise on such rows: the same after a restart, and known to nobody else."""
         if file is not None and file.exists():
             self._read(file)
 
@@ -54,6 +59,21 @@ class Allowance:
             after = self.classified.plus(images, bits)
             _refuse_excess(policy, after.beside(self.spent, images))
             self.classified = after
+
+    def take_views(
+        self, policy: DevicePolicy, about: str, images: Sequence[str], views: int, bits: float
+    ) -> None:
+        """Count ``views`` uses of ``bits`` each for every image, by the digest of its content; as `take` does.
+
+        Rows that are sent again say nothing new: with the same ``about``, which they follow from, an image counts once.
+        """
+        with self.counting(policy):
+            known = self.encoded.get(about, ())
+            new = set(images).difference(known)
+            after = self.classified.plus([*new] * views, bits)
+            _refuse_excess(policy, after.beside(self.spent, [*new]))
+            self.classified = after
+            self.encoded = {**self.encoded, about: sorted(new.union(known))}
 
     @contextlib.contextmanager
     def counting(self, policy: DevicePolicy) -> Iterator[None]:
@@ -85,6 +105,8 @@ class Allowance:
             if min(vars(spent).values()) < 0 or math.isnan(spent.bits):
                 raise ValueError(f"nobody spends {plain}")
             self.spent, self.classified = spent, Classified.of(plain.get("classified", {}))
+            self.encoded = plain.get("encoded", {})
+            self.secret = bytes.fromhex(plain.get("secret", "")) or self.secret
         except Exception as error:  # JSON of any other form raises nearly anything
             raise ConfigError(
                 f"{file} cannot be read: {error}; it counts what this device has sent: restore it, or "
@@ -93,7 +115,12 @@ class Allowance:
 
     def _write(self, file: Path) -> None:
         """Write the count; it is on the disk, under its name, when this returns."""
-        plain = {**vars(self.spent), "classified": self.classified.images}
+        plain = {
+            **vars(self.spent),
+            "classified": self.classified.images,
+            "encoded": self.encoded,
+            "secret": self.secret.hex(),
+        }
         write_whole(file, json.dumps(plain).encode(), private=True)
         with _opened(file.parent, os.O_RDONLY) as folder:
             os.fsync(folder)

@@ -173,6 +173,10 @@ class Connection:
         self.sent = self.received = 0
         """Bytes of all streams so far, framing included."""
         self._address, self._name = target.address, target.name
+        self.name = f"plaintext:{target.name}"
+        """The name by which the server knows this device."""
+        if target.credentials is not None:
+            self.name = credentials.identity(target.credentials.certificate)
         self._certificate = target.credentials
         self._instance, self._attempts = secrets.token_hex(8), 0
         self._failures = 0

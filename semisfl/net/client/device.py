@@ -5,7 +5,7 @@ so a run over the network and a simulated one do the same arithmetic.
 
 A connection begins with a *welcome*, which holds the terms of the run. The device checks them, builds its model from
 them and loads its images, and answers *ready*; the server answers *enrolled* with the client's index. Then rounds
-follow (`split_round`, `full_round`). Every frame arrives in `Device.handle`, and every answer leaves through
+follow (`split_round`, `full_round`), or with a frozen bottom a single `upload`, after which the device ends. Every frame arrives in `Device.handle`, and every answer leaves through
 `Device.answer`. Only the frames that are expected now are decoded. If the policy forbids an answer, the device sends a
 *refusal* instead and ends.
 """
@@ -28,6 +28,7 @@ from semisfl.net.client.full_round import ClientFullRound, Interrupted
 from semisfl.net.client.member import Images, Member
 from semisfl.net.client.rejection import Rejected, plain
 from semisfl.net.client.split_round import ClientSplitRound
+from semisfl.net.client.upload import Upload
 from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.terms import Terms
 from semisfl.settings import lookup
@@ -73,12 +74,14 @@ class Device:
         """Whether the device ended because the server reported that the run is finished."""
         self.joined: Member | None = None
         """The device's part in a run, once it has accepted the terms."""
-        self.outgoing = connection.outgoing
+        self.outgoing, self.allowance = connection.outgoing, connection.owner.allowance
         self.beginnings: Mapping[str, Schema] = {}
         """The frames that begin a round of the accepted method: no other may be asked for."""
         self.stream: Stream | None = None
         """The stream of the last frame."""
-        self._connection, self._allowance = connection, connection.owner.allowance
+        self.upload: Upload | None = None
+        """What is sent with a frozen bottom."""
+        self._connection = connection
         self._images, self._device = images, device
         self._stop = stop or StopFlag()
         self._expected: Mapping[str, Schema] = {}
@@ -86,7 +89,7 @@ class Device:
         self._works: Mapping[str, ClientWork] = {}
         self._split_round: ClientSplitRound | None = None
         self._doing, self._stopped_while = CONNECTING, ""
-        self._steps: Mapping[str, Callable[[Received, Frame], None]] = {
+        self._steps: dict[str, Callable[[Received, Frame], None]] = {
             "welcome": self._welcome,
             "enrolled": self._enrolled,
             "split": self._split,
@@ -120,7 +123,7 @@ class Device:
     @property
     def bits_per_image(self) -> float:
         """Return the most bits about one image that all that was sent carries; inf: no bound."""
-        return self._allowance.total.bits
+        return self.allowance.total.bits
 
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
@@ -130,7 +133,7 @@ class Device:
         """Return once the run is over or `stop` was called; raise `Rejected` if refused."""
         received: Received | None = None
         try:
-            while True:
+            while not self.finished:
                 received = question = received or self.receive()
                 try:
                     self.handle(question)
@@ -201,6 +204,10 @@ class Device:
         """
         self._expected = {**self.beginnings, **more}
 
+    def expect(self, **frames: Schema) -> None:
+        """Expect one of these frames and no other."""
+        self._expected = frames
+
     def answer(
         self,
         received: Received,
@@ -234,8 +241,11 @@ class Device:
             split = {"split": schemas.split, "split_alone": schemas.split_alone}
             self.beginnings = {"full": messages.FULL} if self._works else split
             self._connection.run = terms.run
+            self.upload = Upload(self, self._connection.name) if terms.bottom else None
+            self._steps |= self.upload.steps if self.upload else {}
         member = self.member
-        self._allowance.check(self.outgoing.policy, self._round_use(member.config.clients.steps))
+        if self.upload is None:
+            self.allowance.check(self.outgoing.policy, self._round_use(member.config.clients.steps))
         self._expected = {"enrolled": messages.ENROLLED}
         ready = {"images": len(member.images), "skipped": member.skipped}
         self.answer(received, "ready", {"model": member.schemas.digest, **ready})
@@ -251,6 +261,9 @@ class Device:
             plural(len(self.member.images), "image"),
         )
         self._doing = WAITING
+        if self.upload is not None:
+            self._doing = "encoding its images"
+            return self.upload.begin()
         self.expect_round()
 
     # --- rounds ----------------------------------------------------------------------------------
@@ -265,8 +278,8 @@ class Device:
         """Count a round, on disk before anything of it is sent, and log what was sent so far."""
         policy = self.outgoing.policy
         self._doing = f"training in round {fields['round'] + 1}"
-        self._allowance.take(policy, self._round_use(fields["steps"]))
-        spent = self._allowance.total
+        self.allowance.take(policy, self._round_use(fields["steps"]))
+        spent = self.allowance.total
         if self.rounds == 0 or math.isfinite(spent.bits):
             log.info("%s", spent.words(policy))
 

@@ -54,7 +54,7 @@ class Member:
         return RoundSizes.of(self.model, self.config.clients.batch, len(self.images))
 
     def enrol(self, client: int, stop: StopFlag, outgoing: Outgoing | None = None) -> None:
-        """Make the block of this client, once: a client keeps its index for the whole run.
+        """Make the block of a client that trains, once: a client keeps its index for the whole run.
 
         Args:
             client: the index in the run, which decides the client's random draws.
@@ -64,6 +64,8 @@ class Member:
         if client == self.client:
             return
         self.client = client
+        if self.terms.bottom:
+            return
         nobody = np.empty(0, dtype=np.int64)
         terms, device = self.terms, self.hardware.device
         setup = FleetSetup(

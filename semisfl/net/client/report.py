@@ -38,8 +38,8 @@ class Report:
 
     @property
     def busy(self) -> bool:
-        """Return whether the device is in a round."""
-        return self._device is not None and self._device.doing.startswith("training")
+        """Return whether the device is in a round, or encodes its images."""
+        return self._device is not None and self._device.doing.startswith(("training", "encoding"))
 
     @contextlib.contextmanager
     def following(self, device: Device) -> Iterator[None]:

@@ -78,20 +78,24 @@ def _about_run(terms: Terms) -> Iterator[str]:
     """Yield the lines about the method, its settings, rounds, optimiser, codecs and policy."""
     config, rate = terms.config, terms.config.optimizer
     augment, wire = config.data.augment, config.wire
-    section = lookup.method(config.method).section
-    own = terms.config_values().get(section or "", {})
-    settings = "".join(f", {name} = {value}" for name, value in own.items())
-    yield f"terms       {terms.digest}"
-    yield f"method      {config.method}{settings}"
-    yield (
-        f"rounds      {config.rounds} of at most {plural(config.clients.steps, 'step')} with "
-        f"{plural(config.clients.batch, 'image')} each; seed {config.seed}"
-    )
-    yield (
-        f"optimizer   lr {rate.lr:g} to {rate.lr_min:g}, momentum {rate.momentum:g}, weight decay "
-        f"{rate.weight_decay:g}; teacher's EMA decay {config.teacher.ema_decay:g}; "
+    exact = (
         f"precision {config.runtime.precision}{', deterministic' * config.runtime.deterministic}"
     )
+    yield f"terms       {terms.digest}"
+    if terms.bottom:
+        yield f"use         this device encodes each of its images once; seed {config.seed}, {exact}"
+    else:
+        own = terms.config_values().get(lookup.method(config.method).section or "", {})
+        settings = "".join(f", {name} = {value}" for name, value in own.items())
+        yield f"method      {config.method}{settings}"
+        yield (
+            f"rounds      {config.rounds} of at most {plural(config.clients.steps, 'step')} with "
+            f"{plural(config.clients.batch, 'image')} each; seed {config.seed}"
+        )
+        yield (
+            f"optimizer   lr {rate.lr:g} to {rate.lr_min:g}, momentum {rate.momentum:g}, weight decay "
+            f"{rate.weight_decay:g}; teacher's EMA decay {config.teacher.ema_decay:g}; {exact}"
+        )
     yield f"augment     flip {'on' if augment.flip else 'off'}, cutout {augment.cutout}"
     yield (
         f"codecs      student features {wire.student_features}, teacher features "

@@ -82,7 +82,8 @@ def check_hello(fields: Mapping[str, Any], identity: str, terms: Terms, roster: 
             f"the client does not know the codecs {', '.join(missing)}; install the same semisfl on both "
             "sides, or leave them out of wire and policy",
         )
-    if (method := terms.config.method) not in fields["methods"]:
+    method, trained = terms.config.method, terms.bottom is None
+    if trained and method not in fields["methods"]:
         allow = f", and let it join with --allow-method {method}" if ":" in method else ""
         raise Refused(
             UNFIT,

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -37,6 +38,9 @@ from semisfl.net.server.trust import ClientCertificate, Trust
 from semisfl.net.terms import Terms
 from semisfl.settings.counts import plural
 from semisfl.settings.policy import DevicePolicy
+
+if TYPE_CHECKING:
+    from semisfl.net.server.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,8 @@ class Sessions:
         self.inbox: queue.Queue[Arrival] = queue.Queue()
         """What arrives for the thread that trains. Before Python 3.13 a signal at the wrong moment makes the wait of
         a SimpleQueue endless."""
+        self.uploads: Uploads | None = None
+        """Takes the answers of devices in place of ``inbox``, in a run with a frozen bottom."""
         self._schemas, self._trust = schemas, trust
         self._latest: dict[str, Session] = {}
         """The latest session of each device, enrolled or not."""
@@ -136,7 +142,10 @@ class Sessions:
         if session.forgotten:
             return
         if session.client >= 0:
-            self.inbox.put((session, ticket, data))
+            if self.uploads is not None:
+                self.uploads.receive(session, data)
+            else:
+                self.inbox.put((session, ticket, data))
             return
         ready = decode(data, {"ready": messages.READY, "refusal": messages.REFUSAL})
         try:
@@ -169,6 +178,8 @@ class Sessions:
             self.enrolled[client] = session
             self.changed.notify_all()
         self.device_log.note("here", name, client=client, images=images)
+        if self.uploads is not None:
+            self.uploads.begin(session)
 
     def _log_policy(self, session: Session) -> None:
         """Log what the device's policy limits, so that the operator can plan the run."""

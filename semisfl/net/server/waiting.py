@@ -4,7 +4,7 @@ import contextlib
 import logging
 import queue
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from semisfl.net.server.sessions import Sessions
 from semisfl.settings.config import Config
@@ -27,12 +27,20 @@ MOST_NAMES = 10
 class Waiting:
     """Decide who is drawn, and wait between two rounds. Only the thread that trains waits here."""
 
-    def __init__(self, config: Config, sessions: Sessions, stop: StopFlag) -> None:
+    def __init__(
+        self,
+        config: Config,
+        sessions: Sessions,
+        stop: StopFlag,
+        here: Callable[[], set[int]] | None = None,
+    ) -> None:
+        """``here`` returns the clients that may be drawn; None: those that are connected, which are waited for."""
         self.state: str | None = None
         """One line on why the run waits; None while it trains. Any thread may read it."""
         self._network, self._active = config.network, config.clients.active
         self._sessions, self._stop = sessions, stop
-        self._settled = False
+        self._settled = here is not None
+        self._here = here or (lambda: set(sessions.enrolled))
         self._aborted = 0
         """Rounds below the quorum in a row."""
         # By name: once a device is removed, another may have its place.
@@ -48,7 +56,7 @@ class Waiting:
         that were passed over first fill it up, so that the latest culprit is not drawn again and again.
         """
         with self._sessions.changed:
-            here = set(self._sessions.enrolled)
+            here = self._here()
         index = self._sessions.roster.index
         waiting = [place for name in self._passed_over if (place := index.get(name)) in here]
         drawn = here.difference(waiting)
@@ -147,7 +155,7 @@ class Waiting:
         """Return the names of the enrolled devices that are absent, and how many are not enrolled yet."""
         roster = self._sessions.roster
         with self._sessions.changed:
-            there = set(self._sessions.enrolled)
+            there = self._here()
         absent = [name for name, index in roster.index.items() if index not in there]
         unknown = roster.total - len(roster.index)
         never = [f"{unknown} not enrolled yet"] if unknown else []

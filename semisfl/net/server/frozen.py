@@ -1,0 +1,136 @@
+"""The fleet of a frozen bottom over the network: a method trains on the rows that devices have sent.
+
+Devices need not be here in a round: they send their rows once (`semisfl.net.server.uploads`), and the round draws from
+their files. Which files, and how many of their images, is fixed at the end of the round before, and saved with it; so
+a run that is resumed repeats its round with the same images, whatever arrived meanwhile.
+"""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from semisfl.files import write_whole
+from semisfl.fleet.base import SplitRound
+from semisfl.fleet.codec import roundtrip_state, state_bytes
+from semisfl.fleet.frozen import FOLDER, Stored, StoredRounds
+from semisfl.fleet.packing import join_states
+from semisfl.fleet.setup import FleetSetup
+from semisfl.models.freezing import weights_digest
+from semisfl.net.server.fleet import NetworkFleet
+from semisfl.net.server.uploads import RowStore, Uploads
+from semisfl.net.server.waiting import Waiting
+from semisfl.stopping import Stopped
+
+
+class FrozenNetworkFleet(StoredRounds, NetworkFleet):
+    """The server's side of a run with a frozen bottom."""
+
+    capturable = False
+
+    def __init__(self, setup: FleetSetup, **listening: Any) -> None:
+        """Take the port now; ``listening`` are the options of `NetworkFleet`."""
+        super().__init__(setup, **listening)
+        self.prepare(setup)
+        self.waiting = Waiting(self.config, self.sessions, setup.stop, self._with_rows)
+        self._model, self._ends = setup.model, ExitStack()
+        self._downloads: Counter[str] = Counter()
+        """How many times devices had got the bottom from earlier processes of this run."""
+        self._images: dict[str, int] = {}
+        """How many images of each device's file the next round draws from; empty before the first round."""
+
+    def open(self, directory: Path | None) -> None:
+        """Let devices in. Their rows are kept in ``directory``; without one, in a temporary folder."""
+        self._folder = (directory or Path(self._ends.enter_context(TemporaryDirectory()))) / FOLDER
+        # Only now: a checkpoint may have brought other weights than the model had at first.
+        bottom = roundtrip_state(self._model.bottom.state_dict(), self.config.wire.models)
+        self.terms = replace(self.terms, bottom=weights_digest(bottom))
+        self.sessions.terms = self.terms
+        self._bottom_bytes = state_bytes(bottom, self.config.wire.models)
+        self.store = RowStore(self._folder, self._form, self.about(bottom))
+        weights = join_states({"bottom": bottom})
+        self._uploads = Uploads(self.sessions, self._schemas, self.store, weights)
+        self.sessions.uploads = self._uploads
+        super().open(directory)
+
+    # --- whose rows are there --------------------------------------------------------------------
+
+    def _published(self) -> dict[str, int]:
+        """Return how many images' rows are there of each device that has a place, less files that must come again."""
+        files = dict(self.store.files)
+        images = {name: files[name].images for name in self.roster.index if name in files}
+        return {name: n for name, n in images.items() if n >= self._images.get(name, 0)}
+
+    def _with_rows(self) -> set[int]:
+        """Return the clients that have sent their rows; any thread may call."""
+        return {self.roster.index[name] for name in self._published()}
+
+    def image_counts(self) -> Mapping[int, int]:
+        """Return how many images' rows the next round may draw from, by client."""
+        index = self.roster.index
+        return {index[name]: count for name, count in self._images.items() if name in index}
+
+    def present(self) -> Sequence[int]:
+        """Return the clients whose rows the next round may draw from."""
+        return sorted(self.image_counts())
+
+    def wait_ready(self) -> None:
+        """Return once a quorum has sent its rows; then the images of the first round are fixed, on the disk too."""
+        self.waiting.until_ready()
+        if not self._images:
+            first = self._folder / "first_round.json"
+            if not first.exists():
+                write_whole(first, json.dumps(self._published()).encode())
+            self._images = json.loads(first.read_text())
+        self.waiting.wait(len(self.present()))  # a file that somebody removed is sent again
+
+    def collect(self) -> bool:
+        """Return True once every client has sent its rows, or False if the run was asked to end before."""
+        with contextlib.suppress(Stopped):
+            return self.waiting.wait(self.roster.total)
+        return False
+
+    # --- a round ---------------------------------------------------------------------------------
+
+    def start_round(self, plan: SplitRound) -> None:
+        """Count what devices have sent so far, and draw the round's rows."""
+        self.device_log.round = plan.index
+        counts, downloads, files = self.traffic.counts, self._downloads, self.store.files
+        stored = {}
+        for name, client in self.roster.index.items():
+            if (file := files.get(name)) is not None:
+                # Set and not added: rows count once, also if the round is repeated or the run resumed.
+                up, down = self.roster.before.get(client, (0, 0))
+                got = max(1, downloads[name] + self._uploads.downloads[name])
+                counts["features", "up", client] = up + file.bytes
+                counts["model", "down", client] = down + got * self._bottom_bytes
+                stored[client] = Stored(file, self._images.get(name, 0))
+        self.draw(plan, stored)
+
+    def settle(self, good: bool) -> str | None:
+        """End a round: the next one draws from what is there now."""
+        self.sessions.free_places()
+        self._images = self._published()
+        return super().settle(good)
+
+    # --- lasting and ending ----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return also the images of the next round, and how often devices have got the bottom."""
+        downloads = self._downloads + self._uploads.downloads
+        return {**super().state_dict(), "images": self._images, "downloads": downloads}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        super().load_state_dict(state)
+        self._images, self._downloads = dict(state["images"]), Counter(state["downloads"])
+
+    def close(self, finished: bool) -> None:
+        """Say goodbye, and remove the temporary folder, if there is one."""
+        super().close(finished)
+        self._ends.close()

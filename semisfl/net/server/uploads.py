@@ -1,0 +1,168 @@
+"""Ask each device of a frozen bottom for the rows that its file lacks, on the loop: training never waits for it.
+
+One upload is a number of questions over the device's stream: see `semisfl.net.messages`. The server keeps one part of
+it in memory and appends each to the device's file, so a device that is killed is asked for the rest when it comes
+back. A file is published, by its name, once the device has sent all images that it had.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+import grpc
+from torch import Tensor
+
+from semisfl.data.fixed_views import DIGEST_BYTES
+from semisfl.files import append_whole, write_whole
+from semisfl.fleet.rows import TOGETHER, RowFile, RowFormat, first_line, records
+from semisfl.net import messages
+from semisfl.net.frames import Frame, WireError, decode, encode
+from semisfl.net.messages import MOST_STORED, Schemas
+from semisfl.net.server.session import Session
+from semisfl.net.server.sessions import Sessions
+from semisfl.net.server.value_checks import impossible
+from semisfl.settings.counts import plural
+
+log = logging.getLogger(__name__)
+
+LARGEST_PART = 2 * 2**20
+"""Bytes of rows that are asked for at a time; the rows of one image may be more."""
+
+
+class RowStore:
+    """The folder with the file of each device. The loop appends to them; the thread that trains reads ``files``."""
+
+    def __init__(self, folder: Path, form: RowFormat, about: Mapping[str, Any]) -> None:
+        """Open ``folder`` with what earlier processes of this run left there; ``form`` and ``about`` are of all rows."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.form, self._folder, self._about = form, folder, about
+        self.files = {file.client: file for file in map(RowFile, folder.glob("*.rows"))}
+        """The published file of each device that has one."""
+
+    def _path(self, name: str) -> Path:
+        """Return the file of a device: its suffix is ``.part`` before it is published first."""
+        path = self._folder / f"{quote(name, safe='')}.rows"
+        return path if path.exists() else path.with_suffix(".part")
+
+    def begin(self, name: str) -> bytes:
+        """Return the digests of the images whose rows are in a device's file, which is made if there is none."""
+        if not (path := self._path(name)).exists():
+            write_whole(path, first_line(self.form, {"client": name, **self._about}))
+        file = RowFile(path)
+        os.truncate(path, file.end)  # a killed process may have written half an image
+        return file.digests
+
+    def append(self, name: str, digests: bytes, rows: Tensor) -> None:
+        """Keep the packed ``rows`` [images, bytes] of a device; raise `OSError`, and keep none, if the disk refuses."""
+        append_whole(self._path(name), records(digests, rows))
+
+    def publish(self, name: str) -> int:
+        """Let rounds draw from all that a device's file has now; return its number of images."""
+        path = self._path(name)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self.files[name] = RowFile(path.replace(path.with_suffix(".rows")))
+        return self.files[name].images
+
+
+@dataclass
+class Upload:
+    """What is open with one device."""
+
+    asked: int = 0
+    """How many images' rows are its next answer; 0: it is to say how many are missing."""
+    left: int = 0
+    """How many images are missing, those included."""
+    download: bool = False
+    """Whether it was sent the bottom, and no answer has shown yet that it arrived."""
+
+
+class Uploads:
+    """Receive the rows of every device. All of it happens on the loop."""
+
+    def __init__(
+        self, sessions: Sessions, schemas: Schemas, store: RowStore, weights: Mapping[str, Tensor]
+    ) -> None:
+        """Write rows to ``store``. ``weights`` are the bottom's, as the frame ``weights`` has them."""
+        self.downloads: Counter[str] = Counter()
+        """How many times each device has got the bottom."""
+        self._sessions, self._schemas, self._store = sessions, schemas, store
+        codec, form = schemas.config.wire.models, store.form
+        # One frame for all devices: a copy for each would not fit into memory.
+        self._weights = b"".join(encode("weights", {}, weights, codec))
+        most = max(1, min(TOGETHER, LARGEST_PART // form.size))
+        whole = TOGETHER // gcd(TOGETHER, sum(form.views.values()))
+        self._together = most // whole * whole or most  # batches of the encoder are then full
+        self._open: WeakKeyDictionary[Session, Upload] = WeakKeyDictionary()
+
+    def begin(self, session: Session) -> None:
+        """Tell a device that has its place which images are here, and ask how many are missing."""
+        self._open[session] = Upload()
+        digests, more = self._store.begin(session.identity), True
+        while more:
+            more = len(digests) > MOST_STORED
+            frame = b"".join(encode("stored", {"images": digests[:MOST_STORED], "more": more}, {}))
+            digests = digests[MOST_STORED:]
+            session.tell(frame) if more else session.ask(frame, messages.MISSING.limit)
+
+    def receive(self, session: Session, data: bytearray) -> None:
+        """Take an answer of a device, and ask for more; raise `WireError` if it is no possible answer."""
+        upload = self._open[session]
+        rows = {"rows": self._schemas.rows(upload.asked)} if upload.asked else {}
+        due = rows or {"missing": messages.MISSING}
+        frame = decode(data, {**due, "refusal": messages.REFUSAL})
+        if frame.kind == "refusal":
+            self._sessions.dismiss(session, frame.fields["reason"])
+            return
+        try:
+            if frame.kind == "rows":
+                self._keep(session.identity, upload, frame)
+            else:
+                self._prepare(session, upload, frame)
+            if not upload.left:
+                self._publish(session)
+        except OSError as error:
+            reason = f"the server cannot write the rows: {error.strerror or error}"
+            log.warning("%s waits: %s", session.identity, reason)
+            session.close(grpc.StatusCode.UNAVAILABLE, reason)
+            return
+        if upload.left:
+            upload.asked = min(upload.left, self._together)
+            question = b"".join(encode("encode", {"images": upload.asked}, {}))
+            session.ask(question, self._schemas.rows(upload.asked).limit)
+
+    def _prepare(self, session: Session, upload: Upload, frame: Frame) -> None:
+        """Note how many images a device says are missing, and send it the bottom if it needs that."""
+        upload.left = frame.fields["images"]
+        if not 0 <= upload.left <= self._sessions.roster.images[session.client]:
+            raise WireError(f"it says that {upload.left} of its images are missing")
+        upload.download = frame.fields["bottom"] and upload.left > 0
+        if upload.download:
+            session.tell(self._weights)
+
+    def _keep(self, name: str, upload: Upload, frame: Frame) -> None:
+        """Write the rows of some images; raise `WireError` for values that are impossible."""
+        digests, rows = frame.fields["images"], frame.tensors["rows"]
+        if len(digests) != upload.asked * DIGEST_BYTES:
+            raise WireError(f"it names {len(digests)} bytes of digests for {upload.asked} images")
+        if (fault := impossible(self._store.form.unpack_images(rows))) is not None:
+            raise WireError(fault)
+        self._store.append(name, digests, rows)
+        self.downloads[name] += upload.download
+        upload.left, upload.download = upload.left - upload.asked, False
+
+    def _publish(self, session: Session) -> None:
+        """Publish a device's file, and tell the device and whoever waits for files."""
+        images = self._store.publish(session.identity)
+        log.info("the rows of %s of %s are here", plural(images, "image"), session.identity)
+        session.tell(b"".join(encode("published", {"images": images}, {})))
+        with self._sessions.changed:
+            self._sessions.changed.notify_all()
+        self._sessions.device_log.renew()
