@@ -82,7 +82,7 @@ def modules(*packages: str) -> list[str]:
 def test_the_parser_sees_imports() -> None:
     assert "semisfl.seeds" in imports("semisfl.methods.semisfl")
     assert "semisfl.algorithm.losses" in imports("semisfl.methods.semisfl")
-    assert "semisfl.fleet.frozen" in imports("semisfl.runs.experiment")
+    assert "semisfl.fleet.setup" in imports("semisfl.runs.experiment")
     assert "matplotlib.figure" in imports("semisfl.data.holdings")
     assert "matplotlib.figure" not in imports("semisfl.data.holdings", when_imported=True)
 

@@ -1,17 +1,11 @@
 """A frozen bottom over the network: devices send the rows of their images once, and the server trains on its files."""
 
-import functools
-from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
-from semisfl.fleet.frozen import FOLDER, FrozenFleet
-from semisfl.net.server.frozen import FrozenNetworkFleet
+from semisfl.fleet.frozen import FrozenFleet
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import Client, Network, assert_same, network, tiny, toy_data, until
+from tests.net.harness import assert_same, network, tiny, toy_data
 
 
 def frozen(count: int = 3, **changes: Any) -> Any:
