@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semisfl.cli import output
-from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
+from semisfl.cli.options import Data, Json, Preset, Settings, chosen_preset, values_of, with_data
 from semisfl.settings.counts import plural
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def _print(title: str, columns: Sequence[str], entries: list[dict[str, Any]]) ->
 
 def show(
     preset: Preset = "",
+    data: Data = None,
     settings: Settings = None,
     partition: Annotated[
         Path | None,
@@ -140,6 +141,7 @@ def show(
     from semisfl.settings import config as configs
     from semisfl.settings.toml import commented_toml
 
+    settings = with_data(settings, data)
     config = configs.parse(values_of(chosen_preset(preset, settings), settings))
     if partition is not None:
         _show_partition(config, partition, json_)

@@ -5,6 +5,7 @@ for example ``settings: Settings = None``. An option of one command alone is wri
 """
 
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,15 @@ Settings = Annotated[
     ),
 ]
 """Assignments ``key=value`` that change settings, each a dotted key and a TOML value; None if there is none."""
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PATH|NAME",
+        help="The images: a folder, a CSV file or a set of `semisfl list`; the same as --set data.name=PATH.",
+    ),
+]
+"""The images of a run, as `with_data` puts them among the settings."""
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 """The device that computes, as `semisfl.engine.hardware.Hardware` takes it."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
@@ -161,13 +171,19 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     return presets.complete(preset, config.override(values, settings or []))
 
 
+def with_data(settings: list[str] | None, data: str | None) -> list[str]:
+    """Return the assignments of ``--set`` and that of ``--data``, which names the images of the run."""
+    named = [] if data is None else [f"data.name={json.dumps(data, ensure_ascii=False)}"]
+    return [*(settings or ()), *named]
+
+
 def chosen_preset(
     preset: str, settings: list[str] | None, data: str | None = None, *, quiet: bool = False
 ) -> str:
     """Return the preset to use: the one named, else the default for the images that are used.
 
     The default is ``images`` if the images are a path to somebody's own, and ``digits`` otherwise. A line on stderr says
-    that ``images`` was chosen.
+    that ``images`` was chosen, and one what the preset ``photos`` would do where the images look like photographs.
 
     Args:
         preset: the preset on the command line, or an empty text.
@@ -186,6 +202,13 @@ def chosen_preset(
         console.say(
             f"preset images, for your own images in {name}; semisfl show images explains it"
         )
+        from semisfl.data.folder import holds_photographs
+
+        if holds_photographs(Path(str(name)).expanduser()):
+            console.say(
+                "for photographs, the preset photos starts from ImageNet's weights and encodes each image once; "
+                "semisfl show photos explains it"
+            )
     return preset
 
 

@@ -17,12 +17,14 @@ import typer
 from semisfl.cli import output
 from semisfl.cli.options import (
     AllowMethod,
+    Data,
     Json,
     Preset,
     Settings,
     Target,
     chosen_preset,
     values_of,
+    with_data,
 )
 from semisfl.cli.results import print_target
 from semisfl.costs import LATENCY, PAPER_DOWN, PAPER_UP, PROFILE
@@ -68,6 +70,7 @@ DeviceProfile = Annotated[
 
 def plan(
     preset: Preset = "",
+    data: Data = None,
     settings: Settings = None,
     methods: Annotated[
         str | None,
@@ -93,6 +96,7 @@ def plan(
     from semisfl.settings import config as configs
     from semisfl.settings import lookup
 
+    settings = with_data(settings, data)
     values = values_of(chosen_preset(preset, settings), settings)
     chosen = choose_methods(methods, values) if methods is not None else []
     # Each method is planned with its own settings from the same preset; it does not read those of the others.

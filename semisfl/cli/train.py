@@ -11,6 +11,7 @@ import typer
 from semisfl.cli import console, results
 from semisfl.cli.options import (
     AllowMethod,
+    Data,
     Device,
     Engine,
     Jobs,
@@ -24,6 +25,7 @@ from semisfl.cli.options import (
     refuse_beside_resume,
     values_of,
     warn_of_unread,
+    with_data,
 )
 from semisfl.runs import plots
 
@@ -31,6 +33,7 @@ from semisfl.runs import plots
 def run(
     context: typer.Context,
     preset: Preset = "",
+    data: Data = None,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory; default: a new one under runs/.")
@@ -60,6 +63,7 @@ def run(
         return
     # What a new and a resumed run share; all else of a resumed run is in its directory.
     arguments: dict[str, Any] = {"device": device, "stop": context.obj.flag}
+    settings = with_data(settings, data)
     limits = settings or ()
     if resume is not None:
         refuse_beside_resume(preset, out)
@@ -87,6 +91,7 @@ def compare(
         str, typer.Option(help="Methods, separated by commas, or all.")
     ] = "supervised,semisfl",
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method: seed, seed + 1, ...")] = 3,
+    data: Data = None,
     settings: Settings = None,
     sweep: Annotated[
         list[str] | None,
@@ -126,6 +131,7 @@ def compare(
     from semisfl.cli import runner
     from semisfl.runs import compare as comparison
 
+    settings = with_data(settings, data)
     preset = chosen_preset(preset, settings, quiet=quiet)
     folder = out or Path("runs") / f"compare-{Path(preset).stem}"
     values = values_of(preset, settings)

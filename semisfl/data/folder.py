@@ -5,13 +5,15 @@ There are two forms. A root with a ``train`` or ``test`` folder has the first:
 - classes: ``train/<class>/*`` and ``test/<class>/*``. Images without a label may lie beside them: in
   ``unlabeled/*``, to be divided among clients, or in ``unlabeled/<client>/*`` or ``clients/<client>/*``,
   where the folders say who holds what.
-- clients: ``<client>/*``, no labels and no test images. Images directly in the root make one client.
+- clients: ``<client>/*``, no labels and no test images. Images directly in the root make one client. Where labelled
+  images are needed, these folders are classes (`semisfl.data.sources.with_classes`).
 
 Class and client folders may hold folders of their own. Images are regular files with a known suffix. Files
 and folders whose names begin with a dot are skipped; all other files that are not used are counted in a
 note. Links are followed. A device (`semisfl join`) takes `all_images` below its folder instead.
 """
 
+import contextlib
 import logging
 import os
 import unicodedata
@@ -26,6 +28,9 @@ from semisfl.settings.counts import plural
 log = logging.getLogger(__name__)
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
+
+SMALL = 64
+"""The largest side in pixels of images that are small: photographs of a camera are larger."""
 
 
 def has_classes(root: Path) -> bool:
@@ -150,6 +155,14 @@ def folders_in(parent: Path) -> list[Path]:
     return sorted(
         entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
+
+
+def holds_photographs(root: Path) -> bool:
+    """Return whether the first image below a folder is a colour image larger than `SMALL` pixels each way."""
+    with contextlib.suppress(StopIteration, OSError, ValueError):
+        image = open_image(next(images_below(root)))
+        return min(image.size) > SMALL and len(image.getbands()) > 2
+    return False
 
 
 def images_below(folder: Path) -> Iterator[Path]:

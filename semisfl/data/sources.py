@@ -14,8 +14,10 @@ import torch
 from semisfl.data import hub, npz, places
 from semisfl.data.dataset import Dataset
 from semisfl.data.decode import Source
+from semisfl.data.folder import class_name
 from semisfl.settings import catalog, lookup
 from semisfl.settings.catalog import NamedData
+from semisfl.settings.counts import plural
 
 
 def load(
@@ -112,6 +114,7 @@ def _check(dataset: Dataset, tested: bool) -> Dataset:
     """
     if not tested:
         return dataset
+    dataset = with_classes(dataset)
     known = set(dataset.labels.tolist()) - {-1}
     if known and not len(dataset.test_labels):
         raise ValueError(
@@ -125,6 +128,38 @@ def _check(dataset: Dataset, tested: bool) -> Dataset:
             + "".join(f" ({note})" for note in dataset.notes)
         )
     return dataset
+
+
+def with_classes(dataset: Dataset) -> Dataset:
+    """Return a set without labels whose two or more folders are taken for its classes; other sets as they are.
+
+    The last fifth of each class is for testing: photographs that were taken in a row then lie on one side. Images of a
+    folder ``unlabeled`` keep no label.
+    """
+    folders = {class_name(name): rows for name, rows in (dataset.clients or {}).items()}
+    unlabeled = folders.pop("unlabeled", np.empty(0, np.int64))
+    if dataset.classes or len(folders) < 2:
+        return dataset
+    labels = dataset.labels.clone()
+    for number, rows in enumerate(folders.values()):
+        labels[rows] = number
+    parts = [np.split(rows, [len(rows) - len(rows) // 5]) for rows in folders.values()]
+    train = np.concatenate([*(part for part, _ in parts), unlabeled])
+    test = np.concatenate([part for _, part in parts])
+    note = (
+        f"{dataset.name} has no folders train and test: its folders are the classes ({', '.join(folders)}), and the "
+        f"last fifth of each, by name, is for testing ({plural(len(test), 'image')})"
+    )
+    return replace(
+        dataset,
+        classes=tuple(folders),
+        images=dataset.images[train],
+        labels=labels[train],
+        test_images=dataset.images[test],
+        test_labels=labels[test],
+        clients=None,
+        notes=(*dataset.notes, note),
+    )
 
 
 def join(labeled: Dataset, unlabeled: Dataset) -> Dataset:

@@ -237,20 +237,21 @@ def assemble(
     if config.fleet.kind == "cluster" and (launched := launch()) is not None:
         device = launched.device(device)
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()
-    if data is None:
-        data, partition = load_data(config, partition)
-    partition = partition or divide(config, data)
-    weights = None
+    weights, mean, std = None, None, None
     if config.model.weights is not None:
-        # Weights need images that are normalised as theirs were; a resumed run knows how from its checkpoint.
+        # Weights need images that are normalised as theirs were; a resumed run knows how from its checkpoint. Weights
+        # are read before images are decoded, because the message may be what to install.
         if resumed is None:
             weights = Pretrained.read(config.model.weights, config.model.name)
             mean, std = weights.mean, weights.std
         else:
             described = resumed["model"]["description"]
             mean, std = described["mean"], described["std"]
-        if mean is not None and std is not None:
-            data = data.for_network(mean, std)
+    if data is None:
+        data, partition = load_data(config, partition)
+    partition = partition or divide(config, data)
+    if mean is not None and std is not None:
+        data = data.for_network(mean, std)
     if model is not None:
         model = stages_of(model, data.shape)
         if resumed is None:

@@ -103,7 +103,9 @@ class Pretrained:
         )
         if new:
             sizes = "; ".join(_sizes(layer, stored, own) for layer in new)
-            log.warning("%s: these layers do not fit and are new: %s", where, sizes)
+            # A new head is what everybody expects.
+            level = logging.INFO if new == [head] else logging.WARNING
+            log.log(level, "%s: these layers do not fit and are new: %s", where, sizes)
         log.info("%s: %d of %d tensors were taken from it", where, len(fits), len(own))
         return new
 

@@ -113,7 +113,7 @@ def check_classes(data: Dataset) -> None:
     """Raise `ConfigError` for images without any class: their folder has another layout than training needs."""
     if not data.classes:
         raise ConfigError(
-            f"{data.name} holds no labelled images; a folder needs train/<class>/* and test/<class>/*, "
+            f"{data.name} holds no labelled images; a folder needs <class>/*, or train/<class>/* and test/<class>/*, "
             "a CSV file a label in some lines"
         )
 

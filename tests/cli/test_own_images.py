@@ -1,15 +1,20 @@
 """Commands with one's own images: which preset they take, what it chooses, and how mistakes read."""
 
+import importlib.util
 import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from semisfl import load_data
 from semisfl.cli.main import main
+from semisfl.data import sources
 from semisfl.settings import catalog, presets
 from semisfl.settings.config import parse
-from tests.cli.test_cli import TINY, refused
+from tests.cli.test_cli import TINY, refused, write_images
 from tests.cli.test_cli import images as images
 from tests.cli.test_cli import inside_tmp as inside_tmp
 
@@ -80,17 +85,43 @@ def test_mistakes_with_own_images_say_what_to_change(
         refused(capsys, words, pattern)
 
 
-def test_class_folders_without_train_and_test_are_refused_alike(
+def test_class_folders_without_train_and_test_are_divided(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The last fifth of each class, by name, is for testing; a folder `unlabeled` is for the clients."""
     flat = images / "train"
-    served = ["--labeled", str(flat), "--insecure-loopback", "--listen", "127.0.0.1:0"]
-    for words in (
-        ["run", "--set", f"data.name={flat}"],
-        ["show", "--partition", "x.png", "--set", f"data.name={flat}"],
-        ["serve", *served, "--set", "clients.total=2", "clients.active=2"],
-        ["inspect", "images", "--labeled", str(flat)],
-        ["inspect", "digits", "--labeled", str(flat)],
-    ):
-        error = "train holds no labelled images; a folder needs train/<class>/. and test/<class>/."
-        refused(capsys, words, error)
+    write_images(flat / "unlabeled", 7, np.random.default_rng(1))
+    assert main(["run", *TINY, "--data", str(flat), "--out", "r"]) == 0
+    assert "its folders are the classes (dark, light)" in capsys.readouterr().err
+    data = load_data(str(flat))
+    assert data.classes == ("dark", "light") and data.clients is None
+    assert data.labels.tolist() == [0] * 24 + [1] * 24 + [-1] * 7
+    assert data.test_labels.tolist() == [0] * 6 + [1] * 6
+    last = sorted((flat / "light").iterdir())[-1]
+    assert (data.test_images[-1, 0].numpy() == np.asarray(Image.open(last))).all()
+    one = ["--labeled", str(flat / "dark"), "--insecure-loopback", "--listen", "127.0.0.1:0"]
+    error = "dark holds no labelled images; a folder needs <class>/., or train/<class>/. and test"
+    refused(capsys, ["serve", *one, "--set", "clients.total=2", "clients.active=2"], error)
+    refused(capsys, ["run", "--data", str(flat / "dark")], error)
+
+
+@pytest.mark.parametrize(("mode", "side", "hint"), [("RGB", 65, 1), ("RGB", 64, 0), ("L", 65, 0)])
+def test_a_line_for_those_who_have_photographs(
+    mode: str, side: int, hint: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        Image.new(mode, (side, 80)).save(tmp_path / "pets" / name / "1.jpg")
+    assert main(["show", "--data", str(tmp_path / "pets")]) == 0
+    assert capsys.readouterr().err.count("the preset photos starts from ImageNet's") == hint
+    assert main(["show", "photos", "--data", str(tmp_path / "pets")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_photos_without_its_weights_says_what_to_install_before_it_reads_images(
+    images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sources, "load", lambda *_, **__: pytest.fail("images were read"))
+    words = ["run", "photos", "--data", str(images)]
+    refused(capsys, words, r"needs the package .*: pip install 'semisfl\[pretrained\]'")
