@@ -159,8 +159,8 @@ def folders_in(parent: Path) -> list[Path]:
 
 def holds_photographs(root: Path) -> bool:
     """Return whether the first image below a folder is a colour image larger than `SMALL` pixels each way."""
-    with contextlib.suppress(StopIteration, OSError, ValueError):
-        image = open_image(next(images_below(root)))
+    with contextlib.suppress(StopIteration, OSError, ValueError):  # no image, or a broken one
+        image = open_image(next(images_below(root.resolve(strict=True))))
         return min(image.size) > SMALL and len(image.getbands()) > 2
     return False
 

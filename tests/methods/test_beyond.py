@@ -26,7 +26,7 @@ def method_of(experiment: Experiment) -> SemiSFL:
 
 
 def test_extensions_are_off_in_presets_of_published_data_and_leave_no_state() -> None:
-    published = set(presets.PRESETS) - {"images"}
+    published = set(presets.PRESETS) - {"images", "photos"}
     for name in (*published, "cifar10+as_in_paper", "cifar10+as_published_code"):
         config = presets.preset(name)
         assert config.semisfl.align == "none"
