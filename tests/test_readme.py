@@ -18,7 +18,8 @@ from semisfl.cli.main import app, main
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 USAGE = "\n".join(
-    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("usage.md", "watching.md")
+    (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for page in ("usage.md", "watching.md", "deploy.md")
 )
 PAGES = "\n".join(
     [README, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))]
@@ -69,7 +70,7 @@ def test_every_command_is_documented() -> None:
     known = {command.name for command in (*app.registered_commands, *app.registered_groups)}
     documented = {words[0] for words in commands(USAGE)}
     assert known <= documented, (
-        f"docs/usage.md and docs/watching.md do not show {known - documented}"
+        f"docs/usage.md, watching.md and deploy.md do not show {known - documented}"
     )
 
 
