@@ -35,6 +35,7 @@ TERMS: Mapping[str, Range] = {
     "seed": Range(0, 2**63 - 1),
     "clients.batch": Range(1, 65_536),
     "clients.steps": Range(1, 1_000_000),
+    "clients.epochs": Range(1, 1_000_000),
     "clients.weak_views": Range(1, 64),
     "clients.strong_views": Range(1, 64),
     "optimizer.lr": Range(0, 100),

@@ -34,7 +34,10 @@ _ALWAYS: dict[str, Any] = {
 AGREED: dict[str, dict[str, Any]] = {
     "trained": _ALWAYS
     | dict.fromkeys(("method", "rounds", "optimizer"), True)
-    | {"clients": {"batch": True, "steps": True}, "teacher": {"ema_decay": True}},
+    | {
+        "clients": dict.fromkeys(("batch", "steps", "epochs"), True),
+        "teacher": {"ema_decay": True},
+    },
     "frozen": _ALWAYS | {"clients": {"bottom": True, "weak_views": True, "strong_views": True}},
 }
 """Settings that decide what a device computes and sends, by ``clients.bottom``: with a frozen bottom nothing depends

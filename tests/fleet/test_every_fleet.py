@@ -167,8 +167,11 @@ def test_every_client_sends_what_the_formula_says(make: Make, method: str) -> No
 
 @every_fleet
 def test_fleets_agree_on_full_model_rounds(make: Make) -> None:
-    """To the last bit with the clients of this process, whose steps tests elsewhere hold to PyTorch's."""
-    config = tiny(3, method="fedswitch")
+    """To the last bit with the clients of this process, whose steps tests elsewhere hold to PyTorch's.
+
+    A client ends its round after the three steps of a pass, of five.
+    """
+    config = tiny(3, method="fedswitch", clients={"steps": 5, "epochs": 1})
     data, partition = toy_data(3)
     reference = assemble(config, data, partition, device="cpu")
     with make(config) as fixture:
