@@ -98,7 +98,7 @@ def frontier_cost() -> str:
         moved = [replayed(one).as_run() for one in members]
         total = summed(moved, 77)
         cost = total.to_target
-        assert cost is not None
+        assert cost is not None and total.seconds is not None
         needed = [UNKNOWN] * 3
         if cost.rounds is not None and cost.bytes is not None and cost.seconds is not None:
             needed = [f"{cost.rounds:.0f}", f"{cost.bytes / 1e9:.1f}", f"{cost.seconds / 3600:.1f}"]

@@ -428,7 +428,7 @@ def _print_time(results: Sequence[Replayed], target: float | None) -> None:
             str(len(one.replays)),
             str(one.summary.rounds),
             str(one.summary.accuracy),
-            _hours(one.summary.seconds),
+            output.known(one.summary.seconds, _hours),
             *(f"{share:.0%}" for share in one.shares),
             amount(one.summary.bytes),
         )

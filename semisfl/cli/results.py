@@ -148,7 +148,7 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
             *((summary.judged_on,) if len(kinds) > 1 else ()),
             *((output.known(summary.test),) if validated else ()),
             amount(summary.bytes),
-            console.clock(summary.seconds),
+            output.known(summary.seconds, console.clock),
         )
     output.show(table)
     if target is not None:

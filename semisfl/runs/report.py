@@ -323,7 +323,8 @@ class Summary:
     test: Spread | None
     """Accuracy on the test set after the last round; None if a run judged on validation images has not ended."""
     bytes: float
-    seconds: float
+    seconds: float | None
+    """None: the metrics do not say, as those of some published records."""
     to_target: ToTarget | None
 
 
@@ -350,7 +351,7 @@ def summarise(group: Group, target: float | None = None) -> Summary:
         test=_spread_on(group, "test"),
         best=Spread.of([Standing.after(run.rounds).best or 0.0 for run in group.runs]),
         bytes=fmean(Standing.after(run.rounds).bytes for run in group.runs),
-        seconds=fmean(Standing.after(run.rounds).seconds for run in group.runs),
+        seconds=fmean(Standing.after(run.rounds).seconds for run in group.runs) or None,
         to_target=_to_target(group, target) if target is not None else None,
     )
 
@@ -379,7 +380,7 @@ def _to_target(group: Group, target: float) -> ToTarget:
         len(reached),
         fmean(rounds[-1].round + 1 for rounds in reached),
         fmean(Standing.after(rounds).bytes for rounds in reached),
-        fmean(Standing.after(rounds).seconds for rounds in reached),
+        fmean(Standing.after(rounds).seconds for rounds in reached) or None,
     )
 
 
