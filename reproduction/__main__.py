@@ -12,9 +12,13 @@ from typing import Annotated
 
 import typer
 
+from reproduction import document, make, records
+from reproduction.benchmarks import rounds as timing
 from reproduction.paper.exhibits import EXHIBITS
+from reproduction.poisoning import grid as attack_grid
+from reproduction.poisoning.attacks import ATTACKS
 from semisfl.cli import console
-from semisfl.cli.options import Device, Engine, Jobs, Quiet, Settings, spread_settings
+from semisfl.cli.options import Device, Engine, Jobs, Quiet, Settings, spread_settings, values_of
 from semisfl.settings.plain_values import words_of
 
 app = typer.Typer(
@@ -43,8 +47,6 @@ RUNS = Path("runs/reproduction")
 @app.command("list")
 def list_(out: Out = RUNS) -> None:
     """List every table and figure, and how many of its runs exist."""
-    from reproduction import make
-
     make.show_list(out)
 
 
@@ -65,8 +67,6 @@ def make_(
     quiet: Quiet = False,
 ) -> None:
     """Train the missing runs of tables or figures, and write them beside the paper's values."""
-    from reproduction import make
-
     grid = make.Grid.of(names, out, only or (), rounds, seeds, stand_ins)
     if no_run or make.train(grid, jobs=jobs, engine=engine, device=device, quiet=quiet):
         make.write(grid)
@@ -83,18 +83,13 @@ def estimate(
     device: Device = "auto",
 ) -> None:
     """Time a round of each method here, and print how long the missing runs would take."""
-    from reproduction import make
-    from reproduction.make import show_estimate
-
     grid = make.Grid.of(names, out, only or (), rounds, seeds, stand_ins)
-    show_estimate(grid.missing, device)
+    make.show_estimate(grid.missing, device)
 
 
 @app.command()
 def results() -> None:
     """Write every table and figure of the pages from the records."""
-    from reproduction import document
-
     for page in document.write_pages():
         print(f"written: {page}")
 
@@ -108,8 +103,6 @@ def record(
     ] = "",
 ) -> None:
     """Append a run to the records, without its metrics per client and per class."""
-    from reproduction import records
-
     records.record(run, path, data)
 
 
@@ -119,8 +112,6 @@ def unpack(
     folder: Annotated[Path, typer.Argument(help="Folder for the run directories.")],
 ) -> None:
     """Write recorded runs as run directories, which `semisfl report`, `replay` and `watch` read."""
-    from reproduction import records
-
     study, _, name = path.partition("/")
     for one in [name] if name else [one["name"] for one in records.entries(study)]:
         print(records.unpack(f"{study}/{one}", folder / one.replace("/", "-")))
@@ -136,17 +127,10 @@ def bench(
     ] = None,
     images: Annotated[int, typer.Option(help="Synthetic images.")] = 3000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time.")] = 3,
-    kernels: Annotated[
-        Path | None, typer.Option(help="Folder for the longest kernels of a round of each item.")
-    ] = None,
     device: Device = "auto",
 ) -> None:
     """Time rounds with synthetic images; print a line of JSON per item."""
-    from reproduction.benchmarks import rounds as timing
-    from semisfl.engine.hardware import Hardware
-
-    options = timing.Options(device, images, rounds, kernels)
-    for row in timing.measure(items or timing.usual_items(str(Hardware(device).device)), options):
+    for row in timing.measure(items, device, images, rounds):
         print(json.dumps(row), flush=True)
 
 
@@ -155,9 +139,7 @@ def client(
     preset: Annotated[str, typer.Argument(help="A preset.")] = "cifar10", device: Device = "auto"
 ) -> None:
     """Measure this machine as one client; print a profile for `semisfl plan --profile`."""
-    from reproduction.benchmarks.rounds import client_profile
-
-    print(client_profile(preset, device))
+    print(timing.client_profile(preset, device))
 
 
 @app.command()
@@ -176,20 +158,16 @@ def poisoning(
     device: Device = "auto",
 ) -> None:
     """Train with attackers among the simulated clients; print the accuracy lost by attack and rule."""
-    from reproduction.poisoning import grid
-    from reproduction.poisoning.attacks import ATTACKS
-    from semisfl.cli.options import values_of
-
     values = values_of(preset, settings)
     first = int(values.get("seed", 0))
-    jobs = grid.listed(
-        grid.choose(attacks, ATTACKS),
-        grid.choose(rules, grid.rules()),
+    jobs = attack_grid.listed(
+        attack_grid.choose(attacks, ATTACKS),
+        attack_grid.choose(rules, attack_grid.rules()),
         [float(share) for share in words_of(shares)],
         range(first, first + seeds),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    grid.show(grid.run_grid(values, jobs, out, device=device, tell=console.say))
+    attack_grid.show(attack_grid.run_grid(values, jobs, out, device=device, tell=console.say))
 
 
 def main(words: list[str]) -> int:

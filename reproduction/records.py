@@ -23,7 +23,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs import reading
 from semisfl.runs.report import Run
 from semisfl.settings import config as configs
-from semisfl.settings.plain_values import put
+from semisfl.settings.plain_values import flatten, put
 
 FOLDER = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.xz"
@@ -92,21 +92,11 @@ def rounds_of(one: Entry) -> list[dict[str, Any]]:
     return [{key: one[key] for key in one if one[key] is not None} for one in rounds]
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted key; lists stay values."""
-    pairs: dict[str, Any] = {}
-    for key, value in values.items():
-        pairs |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return pairs
-
-
 @cache
 def defaults(method: str, aggregate: str) -> dict[str, Any]:
     """Return today's settings of a method and aggregation rule by dotted key, with None where there is no default."""
     config = configs.parse({"method": method, "robust": {"aggregate": aggregate}})
-    values = flat(config.model_dump(mode="json", exclude_none=True))
+    values = flatten(config.model_dump(mode="json", exclude_none=True), lists=False)
     return {key: values.get(key) for key in configs.known_keys(config)}
 
 
@@ -118,7 +108,7 @@ def defaults_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def known_today(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings, nested, without those that today's version does not have."""
     values: dict[str, Any] = {}
-    for key, value in flat(settings).items():
+    for key, value in flatten(settings, lists=False).items():
         if key in defaults_of(settings):
             put(values, key, value)
     return values

@@ -6,7 +6,6 @@ Needs Chromium and Pillow. The deployment is shown as it was when its files were
 """
 
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -66,16 +65,16 @@ def take(page: Browser, url: str, view: str, size: tuple[int, int], dark: bool, 
         image.convert("RGB").quantize(COLOURS).save(file, optimize=True)
 
 
-def main(out: Path) -> None:
+def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, browser() as page:
         folders(Path(temporary))
         for name, folder, view, size, dark in PICTURES:
             app = make_app(Runs([Path(temporary) / folder]))
             with serve_app(app, Address("127.0.0.1", 0)) as url:
-                take(page, url, view, size, dark, out / f"watch-{name}.png")
+                take(page, url, view, size, dark, DOCS / f"watch-{name}.png")
                 page.call("Page.navigate", url="about:blank")
-            print(out / f"watch-{name}.png")
+            print(DOCS / f"watch-{name}.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)
+    main()

@@ -108,12 +108,6 @@ def timed(step: Callable[[], None], count: int) -> tuple[float, float]:
     return 1e3 * (time.perf_counter() - clock) / count, 1e3 * (time.process_time() - cpu) / count
 
 
-def send_signal(pids: list[int], number: signal.Signals) -> None:
-    """Send a signal to processes: SIGSTOP pauses them, SIGCONT lets them go on."""
-    for pid in pids:
-        os.kill(pid, number)
-
-
 def iteration(clients: int = 10, count: int = 20) -> dict[str, Any]:
     """Return milliseconds per iteration of ``clients``, and the server's CPU time of it, through both loops."""
     torch.set_num_threads(1)
@@ -167,9 +161,11 @@ def iteration(clients: int = 10, count: int = 20) -> dict[str, Any]:
         times: dict[str, list[tuple[float, float]]] = {"bare": [], "fleet": []}
         for _ in range(PASSES + 1):
             for name, other in (("bare", "fleet"), ("fleet", "bare")):
-                send_signal(pids[other], signal.SIGSTOP)
+                for pid in pids[other]:
+                    os.kill(pid, signal.SIGSTOP)
                 times[name].append(timed(loops[name], count))
-                send_signal(pids[other], signal.SIGCONT)
+                for pid in pids[other]:
+                    os.kill(pid, signal.SIGCONT)
     # The first pass warms up.
     results = {
         name + unit: round(median(one[column] for one in measured[1:]), 1)

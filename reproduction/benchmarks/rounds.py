@@ -9,26 +9,21 @@ while the others wait.
 import gc
 import multiprocessing
 import os
-import re
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import Timer
 
 from semisfl.costs.cuts import cut_of
 from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.data.dataset import Dataset
 from semisfl.engine.hardware import Hardware
-from semisfl.fleet.base import SplitRound
-from semisfl.models.build import build_model
+from semisfl.fleet.base import SplitRound, State
 from semisfl.runs.directory import environment
 from semisfl.runs.experiment import assemble
 from semisfl.settings import config, presets
@@ -44,15 +39,7 @@ ALL_CONTRIBUTE = tuple(
 # A round of the largest model takes seconds, so a few rounds are enough.
 SECONDS_OF_ROUNDS = 10.0
 # Large enough for a GPU's full speed, small enough for a CPU.
-SIDE_CUDA, SIDE_CPU, TIMES = 8192, 1024, 10
-KINDS = {
-    "BatchNorm": r"^(moments|settle|settle_back|normalise|reduce|to_raw)$|batch_?norm|bn_(fw|bw)",
-    "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^to_",
-    "matrix product": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|aten::mm",
-    "bias, ReLU, pooling": r"^_(forward|backward|back|add_up)$|max_pool|relu|threshold",
-    "optimiser, moving average": r"^_sgd$|^_ema$|multi_tensor_apply|fused_sgd|lerp",
-    "copies and casts": r"copy|Cat|cat|Memcpy|Memset|aten::to|clone|contiguous",
-}
+SIDE_CUDA, SIDE_CPU = 8192, 1024
 
 
 def synthetic(shape: tuple[int, int, int], images: int, tests: int, classes: int = 10) -> Dataset:
@@ -105,12 +92,8 @@ class Timed:
         images: int = 50_000,
         classes: int = 10,
     ) -> None:
-        if device.startswith("cuda"):
-            # Captured graphs keep their memory until their reference cycles are collected.
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            self._left = torch.cuda.memory_allocated()
+        # The captured graphs of a method before keep their memory until their reference cycles are collected.
+        gc.collect()
         self.data = synthetic(shape, images, tests=max(1000, classes), classes=classes)
         self._options = options
         made = time.perf_counter()
@@ -132,17 +115,12 @@ class Timed:
             self.index += 1
         return seconds
 
-    def median(self, most: int) -> float:
-        """Return the median seconds of at most so many rounds, fewer if they are long."""
-        seconds = self.rounds(1)
-        while len(seconds) < most and sum(seconds) < SECONDS_OF_ROUNDS:
-            seconds += self.rounds(1)
-        return median(seconds)
-
     def measured(self, most: int) -> dict[str, Any]:
-        """Return seconds per round, the arithmetic they contain per second, and start-up time."""
-        seconds = self.median(most)
-        data = self.data
+        """Return the median seconds of at most so many rounds, their arithmetic per second, and start-up time."""
+        times = self.rounds(1)
+        while len(times) < most and sum(times) < SECONDS_OF_ROUNDS:
+            times += self.rounds(1)
+        seconds, data = median(times), self.data
         unlabeled = len(data.images) - self._options.data.labeled
         work = round_operations(self._options, data.shape, len(data.classes), unlabeled)
         numbers: dict[str, Any] = {
@@ -151,51 +129,8 @@ class Timed:
             "start_up_seconds": self.start_up,
         }
         if self.experiment.hardware.device.type == "cuda":
-            numbers["peak_gib"] = self.peak_gib
+            numbers["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         return numbers
-
-    @property
-    def peak_gib(self) -> float:
-        """Return the peak of device memory, minus what was in use before."""
-        return (torch.cuda.max_memory_allocated() - self._left) / 2**30
-
-    def kernels(self) -> list["Kernel"]:
-        """Return the kernels of one round, the longest first; on a CPU, its operators."""
-        cuda = self.experiment.hardware.device.type == "cuda"
-        threads = torch.get_num_threads()
-        if not cuda:
-            # The profiler sees only the thread that starts it.
-            torch.set_num_threads(1)
-        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
-            self.rounds(1)
-        torch.set_num_threads(threads)
-        spent = "self_device_time_total" if cuda else "self_cpu_time_total"
-        kernels = [Kernel(e.key, getattr(e, spent), e.count) for e in seen.key_averages()]
-        return sorted(kernels, key=lambda kernel: -kernel.microseconds)
-
-
-class Kernel(NamedTuple):
-    """All launches of one kernel in a round."""
-
-    name: str
-    microseconds: float
-    launches: int
-
-
-def shares(kernels: list[Kernel]) -> dict[str, float]:
-    """Return the percentage of time by kind of kernel, the largest first."""
-    totals: defaultdict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        totals[_kind(kernel.name)] += kernel.microseconds
-    total = sum(totals.values()) or 1
-    longest_first = sorted(totals.items(), key=lambda kind: -kind[1])
-    return {name: 100 * spent / total for name, spent in longest_first}
-
-
-def _kind(name: str) -> str:
-    return next(
-        (kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "everything else"
-    )
 
 
 def matrix_product(device: torch.device) -> float:
@@ -203,51 +138,41 @@ def matrix_product(device: torch.device) -> float:
     cuda = device.type == "cuda"
     side, dtype = (SIDE_CUDA, torch.bfloat16) if cuda else (SIDE_CPU, torch.float32)
     one, other = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(3 + TIMES):
-        started = time.perf_counter()
-        torch.mm(one, other)
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return 2 * side**3 / median(seconds[3:]) / 1e12
+    timer = Timer(
+        "torch.mm(one, other)",
+        globals={"torch": torch, "one": one, "other": other},
+        num_threads=torch.get_num_threads(),
+    )
+    return 2 * side**3 / timer.blocked_autorange().median / 1e12
 
 
 # --- items in turn -----------------------------------------------------------------------------
 
 LABELED = 1000
-LONGEST_KERNELS = 45
 ON_GPU, ON_CPU = ("cifar10", "svhn", "stl10", "image100"), ("digits", "svhn")
 FEWER_STEPS = ("clients.steps=5", "server.steps=10")
 """On a CPU a round at the paper's settings takes half a minute; the digits keep their own steps."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """How rounds are timed."""
+def measure(
+    items: Sequence[str] | None, device: str, images: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the environment with the speed of a large matrix product, then one measurement per item.
 
-    device: str = "auto"
-    images: int = 3000
-    rounds: int = 3
-    """Rounds that are timed, after those that warm up; fewer if they are long."""
-    kernels: Path | None = None
-    """Folder for the longest kernels of a round of each item; None: they are not measured."""
-
-
-def usual_items(device: str) -> list[str]:
-    """Return every method on the presets that this machine can train."""
+    Args:
+        items: ``preset``, ``preset:model`` or ``preset:model:method``; None: every method on the presets that this
+            machine can train.
+        device: where to train, as for `semisfl run`.
+        images: the number of synthetic images.
+        rounds: rounds that are timed, after those that warm up; fewer if they are long.
+    """
+    device = str(Hardware(device).device)
     presets = ON_GPU if device.startswith("cuda") else ON_CPU
-    return [f"{preset}::{method}" for preset in presets for method in METHODS]
-
-
-def measure(items: Sequence[str], options: Options) -> Iterator[dict[str, Any]]:
-    """Yield the environment with the speed of a large matrix product, then one measurement per item."""
-    device = str(Hardware(options.device).device)
     context = multiprocessing.get_context("spawn")
     waiting = {}
-    for item in items:
+    for item in items or [f"{preset}::{method}" for preset in presets for method in METHODS]:
         here, there = context.Pipe()
-        work = (item, device, options, there)
+        work = (item, device, images, rounds, there)
         context.Process(target=_in_turn, args=work, daemon=True).start()
         waiting[item] = here
     started = {item: turn.recv() for item, turn in waiting.items()}
@@ -262,8 +187,8 @@ def measure(items: Sequence[str], options: Options) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def timed(item: str, device: str, options: Options, turn: Connection) -> dict[str, Any]:
-    """Return one measurement. ``item`` is a preset, or ``preset:model``, or ``preset:model:method``."""
+def timed(item: str, device: str, images: int, rounds: int, turn: Connection) -> dict[str, Any]:
+    """Return one measurement, made once ``turn`` says so; the arguments are those of `measure`."""
     preset, model, method = (*item.split(":"), "", "")[:3]
     known = DATA[preset]
     fewer = preset != "digits" and not device.startswith("cuda")
@@ -276,33 +201,15 @@ def timed(item: str, device: str, options: Options, turn: Connection) -> dict[st
         *([f"model.name={model}"] if model else []),
         *(FEWER_STEPS if fewer else ()),
     )
-    run = Timed(chosen, known.shape, device, options.images, known.classes)
+    run = Timed(chosen, known.shape, device, images, known.classes)
     turn.send("ready")
     turn.recv()
-    row = {"item": item, "steps": chosen.clients.steps, **run.measured(options.rounds)}
-    if options.kernels is None:
-        return row
-    kernels = run.kernels()
-    options.kernels.mkdir(parents=True, exist_ok=True)
-    name = "-".join(part for part in (preset, model, method) if part)
-    (options.kernels / f"{name}.txt").write_text(longest(kernels))
-    return {**row, "shares_percent": shares(kernels)}
+    return {"item": item, "steps": chosen.clients.steps, **run.measured(rounds)}
 
 
-def longest(kernels: list[Kernel]) -> str:
-    """Return the longest kernels, one line each: share, milliseconds, launches, name."""
-    total = sum(kernel.microseconds for kernel in kernels) or 1
-    launches = sum(kernel.launches for kernel in kernels)
-    lines = [f"kernel seconds {total / 1e6:.4f}, launches {launches}"]
-    for name, spent, times in kernels[:LONGEST_KERNELS]:
-        share, milliseconds = 100 * spent / total, spent / 1e3
-        lines.append(f"{share:5.1f}% {milliseconds:10.2f} ms {times:7d} {name[:150]}")
-    return "\n".join(lines) + "\n"
-
-
-def _in_turn(item: str, device: str, options: Options, turn: Connection) -> None:
+def _in_turn(item: str, device: str, images: int, rounds: int, turn: Connection) -> None:
     try:
-        turn.send(timed(item, device, options, turn))
+        turn.send(timed(item, device, images, rounds, turn))
     except Exception as reason:
         traceback.print_exc()
         turn.send({"item": item, "failed": str(reason)})
@@ -337,11 +244,10 @@ def client_gflops(preset: str, device: str) -> float:
     known = DATA[preset]
     alone = ("clients.total=1", "clients.active=1", f"clients.steps={CLIENT_STEPS}")
     options = settings(preset, "data.labeled=10", *alone)
-    model = build_model(options, known.shape, known.classes, projector="none")
     data = synthetic(known.shape, CLIENT_IMAGES, tests=known.classes, classes=known.classes)
     experiment = assemble(options, data, device=device)
     fleet, place = experiment.fleet, experiment.hardware.device
-    bottom = {name: tensor.to(place) for name, tensor in model.bottom.state_dict().items()}
+    bottom: State = experiment.method.student.bottom.state_dict()  # type: ignore[attr-defined]
     seconds = []
     for index in range(WARMUP_ROUNDS + CLIENT_ROUNDS):
         started = time.perf_counter()
@@ -362,18 +268,14 @@ def client_gflops(preset: str, device: str) -> float:
 def client_profile(preset: str, device: str) -> str:
     """Return the TOML of a profile whose only device is this machine."""
     place = Hardware(device).device
-    numbers = (
-        f"gflops = {client_gflops(preset, device):.3f}, memory_gb = {_memory(place) / 1e9:.1f}"
+    memory = (
+        torch.cuda.get_device_properties(place).total_memory
+        if place.type == "cuda"
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     )
+    numbers = f"gflops = {client_gflops(preset, device):.3f}, memory_gb = {memory / 1e9:.1f}"
     return (
         f'[measured]\nabout = "measured as a client of {preset}, on {place}"\n'
         "# The server was not measured: this is the assumption of jetson-mix.\n"
         f'server_gflops = 11600\ndevices = [{{ name = "this device", {numbers} }}]'
     )
-
-
-def _memory(device: torch.device) -> int:
-    """Return the total memory in bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,17 +1,18 @@
 """Compare the in-process fleet with the plain twin (one module and one optimiser per client), in one run.
 
-    python -m reproduction.benchmarks.twin [--rounds N]
+    python -m reproduction.benchmarks.twin [--rounds N] [--case NAME]...
 
 Both train the same rounds of SemiSFL on the same images, by turns. Prints JSON. Times are of steps alone:
 drawing and augmenting images is left out on both sides.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
+
+import typer
 
 from reproduction.benchmarks import rounds as timing
 from semisfl.runs.experiment import assemble
@@ -83,14 +84,11 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     return phases
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4, help="at least 2: the first only warms up")
-    parser.add_argument("--case", choices=CASES, action="append", help="default: all")
-    arguments = parser.parse_args()
-    results = {name: measure(name, arguments.rounds) for name in arguments.case or CASES}
+def main(rounds: int = 4, case: list[str] | None = None) -> None:
+    """Time ROUNDS rounds of each CASE, the first of which only warms up; print JSON."""
+    results = {name: measure(name, rounds) for name in case or CASES}
     print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

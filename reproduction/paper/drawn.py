@@ -227,7 +227,7 @@ def _boxes(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours
 
 def _holders(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours) -> None:
     """Draw each client's share of every class as a heat map."""
-    counts = holders(part.cells[0]).counts
+    counts = holders(part.cells[0])
     share = counts / counts.sum(axis=0)
     image = axes.imshow(share, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0, vmax=1)
     axes.figure.colorbar(image, ax=axes, label="share of a client's images")

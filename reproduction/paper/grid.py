@@ -74,8 +74,7 @@ class Exhibit:
     label: str
     """Its label in the paper; empty if it is our own."""
     title: str
-    parts: tuple[Part, ...] = ()
-    """Empty for an illustration, which needs no runs."""
+    parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
     """Assumptions, and contradictions in the paper."""
 

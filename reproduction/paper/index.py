@@ -13,7 +13,7 @@ from reproduction.paper.grid import SETS, STAND_INS, Cell
 from semisfl.runs import reading
 from semisfl.runs.report import Run, read_run
 from semisfl.settings.config import Config, ConfigError, parse
-from semisfl.settings.plain_values import words_of
+from semisfl.settings.plain_values import flatten, words_of
 
 Values = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ def identity(settings: Values) -> str:
     Settings that today's version does not have do not count, and those that a run lacks have today's
     defaults: an old record stays readable without being checked.
     """
-    given, defaults = records.flat(settings), records.defaults_of(settings)
+    given, defaults = flatten(settings, lists=False), records.defaults_of(settings)
     values = {key: given.get(key, default) for key, default in defaults.items()}
     if values["data.partition.kind"] != "dirichlet":
         values["data.partition.alpha"] = None

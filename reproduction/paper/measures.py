@@ -41,29 +41,28 @@ class Measure:
     digits: int = 1
 
 
-def _rounds_to_target(run: Run, cell: Cell) -> list[RoundMetrics] | None:
-    assert cell.target is not None
-    return rounds_to(run, cell.target)
+def _until_target(cost: Callable[[Run], float | str]) -> Callable[[Run, Cell], float | str]:
+    """Return a reader of what the rounds took until a cell's target was reached."""
+
+    def read(run: Run, cell: Cell) -> float | str:
+        assert cell.target is not None
+        rounds = rounds_to(run, cell.target)
+        return NEVER if rounds is None else cost(replace(run, rounds=rounds))
+
+    return read
 
 
-def _gigabytes(run: Run, cell: Cell) -> float | str:
-    rounds = _rounds_to_target(run, cell)
-    if rounds is None:
-        return NEVER
-    total = rounds[-1].bytes_total
+def _gigabytes(run: Run) -> float | str:
+    total = run.rounds[-1].bytes_total
     return UNKNOWN if total is None else total / 1e9
 
 
-def _hours(run: Run, cell: Cell) -> float | str:
+def _hours(run: Run) -> float | str:
     """Return the virtual hours with the paper's connections and with devices like the paper's."""
-    rounds = _rounds_to_target(run, cell)
-    if rounds is None:
-        return NEVER
     try:
-        timed = replayed(replace(run, rounds=rounds))
+        return sum(replayed(run).seconds) / 3600
     except ValueError:  # the run does not record its bytes, or the shape of its images is unknown
         return "not timed"
-    return sum(timed.seconds) / 3600
 
 
 def replayed(run: Run, world: "World | None" = None, codec: str | None = None) -> "Replay":
@@ -183,8 +182,8 @@ CURVES: dict[str, tuple[str, Curve]] = {
 }
 MEASURES = {
     "accuracy": Measure("test accuracy (%)", _last(column("accuracy"))),
-    "hours": Measure("virtual hours", _hours),
-    "gigabytes": Measure("GB", _gigabytes),
+    "hours": Measure("virtual hours", _until_target(_hours)),
+    "gigabytes": Measure("GB", _until_target(_gigabytes)),
     "mask_rate": Measure("mask rate (%)", _last(column("mask_rate"), 100)),
     "impurity": Measure("impurity (%)", _last(column("impurity"), 100)),
     "equilibrium": Measure("rounds", _equilibrium, digits=0),

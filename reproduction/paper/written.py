@@ -151,9 +151,12 @@ def holders_table(one: Exhibit) -> str:
     """Return a table of how unevenly images are divided among clients, with seed 0."""
     lines = []
     for part in one.parts:
-        divided = holders(part.cells[0])
-        sizes = divided.sizes
-        numbers = (sizes[0], median(sizes), sizes[-1], divided.main_classes)
+        counts = holders(part.cells[0])
+        sizes = sorted(counts.sum(0).tolist())
+        # How many of a client's largest classes make up that share of its images.
+        shares = np.sort(counts, axis=0)[::-1].cumsum(axis=0) / counts.sum(0)
+        main_classes = median(1 + (shares < MOST).sum(axis=0))
+        numbers = (sizes[0], median(sizes), sizes[-1], main_classes)
         lines.append([part.title, *(f"{number:,g}" for number in numbers)])
     head = ("distribution", "fewest images of a client", "median", "most")
     return markdown((*head, "classes that make 90 % of a client's images, median"), lines)
@@ -206,35 +209,11 @@ def _general_notes(cells: Sequence[Measured]) -> list[str]:
 
 IMAGES_PER_CLASS = {"cifar10": 5000}
 MOST = 0.9
-"""`Holders.main_classes` counts the classes that make up this share of a client's images."""
+"""The table counts the classes that make up this share of a client's images."""
 
 
-@dataclass(frozen=True)
-class Holders:
-    """How many images of each class every client has."""
-
-    counts: np.ndarray
-    """[class, client]"""
-
-    @property
-    def sizes(self) -> list[int]:
-        """Return the number of images of each client, the smallest first."""
-        return sorted(self.counts.sum(0).tolist())
-
-    @property
-    def main_classes(self) -> float:
-        """Return the median number of classes that make up 90 % of a client's images."""
-        return median(map(_needed, self.counts.T))
-
-
-def _needed(counts: np.ndarray) -> int:
-    """Return how many of the largest classes make up 90 % of ``counts``."""
-    largest_first = np.sort(counts)[::-1].cumsum()
-    return int(np.searchsorted(largest_first, MOST * largest_first[-1])) + 1
-
-
-def holders(cell: Cell) -> Holders:
-    """Return the division of a cell's data among its clients, by seed 0.
+def holders(cell: Cell) -> np.ndarray:
+    """Return the images of each class that every client has by seed 0: counts [class, client].
 
     The number of images of each class is exact. Which image belongs to whom depends on the data's order.
     """
@@ -253,4 +232,4 @@ def holders(cell: Cell) -> Holders:
         classes=classes,
     )
     counts = [np.bincount(labels[images], minlength=classes) for images in partition.clients]
-    return Holders(np.stack(counts, axis=1))
+    return np.stack(counts, axis=1)

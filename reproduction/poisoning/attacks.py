@@ -111,28 +111,10 @@ def _drifted(weights: Weights) -> Tensor:
     return weights.received + direction * (moved / direction.norm())
 
 
-def _alternating(weights: Weights) -> Tensor:
-    sign = 1 if weights.known.round % 2 else -1
-    return weights.received + sign * 4 * (weights.trained - weights.received)
-
-
 def _mirrored(weights: Weights) -> Tensor:
     """Return a drift of nine times the length; attackers with odd and even numbers cancel each other."""
     sign = 1 if weights.known.client % 2 else -1
     return weights.received + sign * 9 * (_drifted(weights) - weights.received)
-
-
-def _scaled(sight: Sight) -> Pair:
-    return 9 * sight.student, 9 * sight.teacher
-
-
-def _negated(sight: Sight) -> Pair:
-    return -sight.student, -sight.teacher
-
-
-def _one_image(sight: Sight) -> Pair:
-    """Return one image's features for all rows, so that all rows have its class."""
-    return tuple(rows[:1].expand_as(rows) for rows in (sight.student, sight.teacher))  # type: ignore[return-value]
 
 
 def _noise(sight: Sight) -> Pair:
@@ -143,14 +125,6 @@ def _noise(sight: Sight) -> Pair:
         return (drawn * features.std() + features.mean()).clamp(min=float(features.min()))
 
     return like(sight.student), like(sight.teacher)
-
-
-def _copied(sight: Sight) -> Pair:
-    return sight.step.student.detach()[sight.others], sight.step.teacher[sight.others]
-
-
-def _replayed(sight: Sight) -> Pair:
-    return sight.first.student.detach()[sight.rows], sight.first.teacher[sight.rows]
 
 
 def _as_class(sight: Sight, wanted: Callable[[Tensor, int], Tensor]) -> Tensor:
@@ -169,10 +143,6 @@ def _as_class(sight: Sight, wanted: Callable[[Tensor, int], Tensor]) -> Tensor:
             places = (chosen == label).nonzero().flatten()
             teacher[places] = sight.step.teacher[donors[torch.arange(len(places)) % len(donors)]]
     return teacher
-
-
-def _swapped(sight: Sight) -> Pair:
-    return sight.student, _as_class(sight, lambda own, classes: (own + 1) % classes)
 
 
 def _backdoor(sight: Sight) -> Pair:
@@ -209,7 +179,9 @@ ATTACKS = {
         Attack(
             "alternating_update",
             "its update times 4, in every other round times -4",
-            state=_alternating,
+            state=lambda w: (
+                w.received + (4 if w.known.round % 2 else -4) * (w.trained - w.received)
+            ),
         ),
         Attack(
             "repeated_update",
@@ -222,19 +194,49 @@ ATTACKS = {
             "a drift nine times as long; two attackers send opposite ones",
             state=_mirrored,
         ),
-        Attack("scaled_features", "its features times 9", features=_scaled),
+        Attack(
+            "scaled_features",
+            "its features times 9",
+            features=lambda seen: (9 * seen.student, 9 * seen.teacher),
+        ),
         Attack(
             "negated_features_late",
             "its features times -1 in the last two rounds",
-            features=_negated,
+            features=lambda seen: (-seen.student, -seen.teacher),
             late=True,
         ),
         Attack("noise_features", "features drawn at random", features=_noise),
-        Attack("copied_features", "the features of another client", features=_copied),
-        Attack("replayed_features", "the features of the round's first step", features=_replayed),
-        Attack("one_class", "one image's features for all its images", features=_one_image),
         Attack(
-            "swapped_classes", "each class with the next one's teacher features", features=_swapped
+            "copied_features",
+            "the features of another client",
+            features=lambda seen: (
+                seen.step.student.detach()[seen.others],
+                seen.step.teacher[seen.others],
+            ),
+        ),
+        Attack(
+            "replayed_features",
+            "the features of the round's first step",
+            features=lambda seen: (
+                seen.first.student.detach()[seen.rows],
+                seen.first.teacher[seen.rows],
+            ),
+        ),
+        Attack(
+            "one_class",
+            "one image's features for all its images",
+            features=lambda seen: (
+                seen.student[:1].expand_as(seen.student),
+                seen.teacher[:1].expand_as(seen.teacher),
+            ),
+        ),
+        Attack(
+            "swapped_classes",
+            "each class with the next one's teacher features",
+            features=lambda seen: (
+                seen.student,
+                _as_class(seen, lambda own, classes: (own + 1) % classes),
+            ),
         ),
         Attack(
             "backdoor",

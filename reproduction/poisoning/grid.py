@@ -3,9 +3,10 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from semisfl.settings import catalog
 from semisfl.settings import config as configs
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.plain_values import words_of
-from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,6 @@ def run_grid(
     out: Path,
     *,
     device: str,
-    stop: StopFlag | None = None,
     tell: Callable[[str], None] = log.info,
 ) -> list[Outcome]:
     """Train the runs that ``out`` has no line for, append one line each, and return all outcomes.
@@ -136,20 +135,14 @@ def run_grid(
             divide(config, data),
             device=device,
             make_fleet=poisoned_fleet(attack, job.share),
-            stop=stop,
         )
         alone = config.server.pretrain_rounds
         if job.seed not in pretrained:
-            try:
-                for index in range(alone):
-                    experiment.method.round(index)
-            except Stopped:
-                break
+            for index in range(alone):
+                experiment.method.round(index)
             pretrained[job.seed] = checkpoint.snapshot(experiment.state_dict())
         experiment.load_state_dict(pretrained[job.seed])
         result = run_rounds(experiment, first=alone)
-        if result.stopped:
-            break
         done[job] = outcome = _outcome(job, experiment, result.rounds)
         append_whole(out, (json.dumps(asdict(outcome)) + "\n").encode())
         tell(
@@ -223,17 +216,14 @@ def losses(outcomes: Sequence[Outcome]) -> Losses:
     return points
 
 
-def lost(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """Yield attack, share, and by rule the points of accuracy lost, averaged over seeds."""
-    for (attack, share), by_rule in losses(outcomes).items():
-        yield attack, share, {rule: sum(all_) / len(all_) for rule, all_ in by_rule.items()}
-
-
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Print the points of accuracy lost by attack and rule."""
+    """Print the points of accuracy lost by attack and rule, averaged over seeds."""
     rules = list(dict.fromkeys(outcome.rule for outcome in outcomes))
     table = output.table("points of accuracy lost to attackers", ("attack", "share", *rules))
-    for attack, share, by_rule in lost(outcomes):
-        cells = [output.known(by_rule.get(rule), "{:+.1f}".format) for rule in rules]
+    for (attack, share), by_rule in losses(outcomes).items():
+        cells = [
+            output.known(by_rule.get(rule), lambda points: f"{fmean(points):+.1f}")
+            for rule in rules
+        ]
         table.add_row(attack, f"{share:.0%}", *cells)
     output.show(table)

@@ -7,7 +7,6 @@ Each line of the file is one run: its accuracy, and who was held back, struck or
 file has are not repeated.
 """
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -19,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from torch import Tensor
 
 from reproduction.poisoning import attacks as poisoning
 from reproduction.poisoning.attacks import Attack, PoisonedBlock, Weights, attackers_of
 from reproduction.poisoning.grid import DIGITS
+from semisfl.files import append_whole
 from semisfl.fleet.base import ClientResult
 from semisfl.fleet.block import ClientBlock
 from semisfl.net.client import member
@@ -32,6 +33,7 @@ from semisfl.runs.run_data import load_data
 from semisfl.settings import config as configs
 from semisfl.settings import presets
 from semisfl.settings.config import Config, parse
+from semisfl.settings.plain_values import words_of
 from tests.net.harness import Network, certificates
 
 ATTACKS = (
@@ -44,10 +46,6 @@ ATTACKS = (
 def _statistics(change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Tensor]:
     """Return an attack that changes running variances and leaves other tensors as they are."""
     return lambda w: change(w.trained) if w.name.endswith("running_var") else w.trained
-
-
-def _without_first(values: Tensor) -> Tensor:
-    return torch.where(torch.arange(len(values)) == 0, 1e-12, values)
 
 
 def _into_first_layer(w: Weights) -> Tensor:
@@ -77,7 +75,7 @@ OTHERS = {
             "tiny_variance",
             "one variance of 1e-12",
             None,
-            _statistics(_without_first),
+            _statistics(lambda v: torch.where(torch.arange(len(v)) == 0, 1e-12, v)),
             variances=True,
         ),
         Attack("first_layer", "all its update in the first layer", None, _into_first_layer),
@@ -178,42 +176,40 @@ def attacked_run(
         net.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--method", default="semisfl")
-    parser.add_argument("--clients", default="3,5,10")
-    parser.add_argument("--attackers", type=int, help="default: 1 of 3, 1 of 5, 2 of 10")
-    parser.add_argument("--attacks", default=",".join(ATTACKS))
-    parser.add_argument("--rules", default=",".join(RULES))
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seeds", default="0,1,2")
-    options = parser.parse_args()
+def main(
+    out: Path,
+    method: str = "semisfl",
+    clients: str = "3,5,10",
+    attackers: int | None = None,
+    attacks: str = ",".join(ATTACKS),
+    rules: str = ",".join(RULES),
+    rounds: int | None = None,
+    seeds: str = "0,1,2",
+) -> None:
+    """Attack runs over mutual TLS, and append a line per run to the file OUT; runs that it has are not repeated.
+
+    By default 1 of 3, 1 of 5 and 2 of 10 clients attack.
+    """
     asked = itertools.product(
-        map(int, options.seeds.split(",")),
-        map(int, options.clients.split(",")),
-        ("nobody", *options.attacks.split(",")),
-        options.rules.split(","),
+        map(int, words_of(seeds)),
+        map(int, words_of(clients)),
+        ("nobody", *words_of(attacks)),
+        words_of(rules),
     )
-    lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     done = {_key(json.loads(line)) for line in lines}
     with tempfile.TemporaryDirectory() as place:
         folder = certificates(Path(place), max(ATTACKERS))
-        for seed, clients, attack, rule in asked:
-            count = options.attackers or ATTACKERS[clients]
-            config = digits(
-                *(clients, seed, rule, options.method), attackers=count, rounds=options.rounds
-            )
-            job = {"method": options.method, "clients": clients, "attack": attack, "rule": rule}
-            attackers = [] if attack == "nobody" else range(count)
-            if _key({**job, "seed": seed, "rounds": config.rounds, "attackers": attackers}) in done:
+        for seed, total, attack, rule in asked:
+            count = attackers or ATTACKERS[total]
+            config = digits(total, seed, rule, method, attackers=count, rounds=rounds)
+            job = {"method": method, "clients": total, "attack": attack, "rule": rule}
+            who = [] if attack == "nobody" else range(count)
+            if _key({**job, "seed": seed, "rounds": config.rounds, "attackers": who}) in done:
                 continue
             run = attacked_run(config, None if attack == "nobody" else attack, folder, count)
             line = json.dumps({"rule": rule, **run})
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_whole(out, f"{line}\n".encode())
             print(line, flush=True)
 
 
@@ -224,4 +220,4 @@ def _key(run: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

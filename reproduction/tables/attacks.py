@@ -1,5 +1,6 @@
 """The tables about poisoning and leakage, from the studies ``poisoning``, ``leakage`` and ``update-noise``."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from statistics import mean
 from typing import Any
@@ -67,14 +68,12 @@ def network_losses() -> dict[Case, dict[str, list[float]]]:
         for run in named("network")
         if run["attack"] == NOBODY
     }
-    cases: dict[Case, dict[str, list[float]]] = {}
+    cases: dict[Case, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in named("network"):
-        if run["attack"] == NOBODY:
-            continue
-        clients, attackers = run["clients"], len(run["attackers"])
-        case = (run["method"], clients, attackers, run["rounds"], run["attack"])
-        lost = honest[tuple(run[name] for name in names)] - run["accuracy"]
-        cases.setdefault(case, {}).setdefault(run["rule"], []).append(lost)
+        if run["attack"] != NOBODY:
+            lost = honest[tuple(run[name] for name in names)] - run["accuracy"]
+            case = (run["method"], run["clients"], len(run["attackers"]))
+            cases[*case, run["rounds"], run["attack"]][run["rule"]].append(lost)
     return cases
 
 
@@ -84,16 +83,17 @@ def network_cell(by_rule: dict[str, list[float]], rule: str) -> str:
 
 
 def is_usual(method: str, clients: int, attackers: int, rounds: int) -> bool:
-    length = configs.read(DIGITS)["rounds"]
-    return (method, attackers, rounds) == ("semisfl", FLEETS[clients], length)
+    """Return whether a case is of SemiSFL, with the usual attackers and rounds."""
+    expected = configs.read(DIGITS)["rounds"]
+    return method == "semisfl" and attackers == FLEETS[clients] and rounds == expected
 
 
 def usual_cases() -> dict[str, dict[int, dict[str, list[float]]]]:
     """Return by attack and clients the losses of SemiSFL's runs of the usual length."""
-    usual: dict[str, dict[int, dict[str, list[float]]]] = {}
+    usual: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(dict)
     for (method, clients, attackers, rounds, attack), by_rule in network_losses().items():
         if is_usual(method, clients, attackers, rounds):
-            usual.setdefault(attack, {})[clients] = by_rule
+            usual[attack][clients] = by_rule
     return usual
 
 
@@ -121,48 +121,39 @@ def network_others() -> str:
 
 def held_back() -> str:
     """Return who was held back how often, and what a backdoor reached."""
-    config = configs.parse(configs.read(DIGITS))
-    rounds = config.rounds - config.server.pretrain_rounds
-    every = {clients: outcomes(clients) for clients in FLEETS}
-    rows = []
-    for attack in (NOBODY, *ATTACKS):
-        guilty: list[float] = []
-        honest: list[float] = []
-        for clients, runs in every.items():
-            for run in (o for o in runs if (o.attack, o.rule) == (attack, SERVED)):
-                for client in range(clients):
-                    share = run.held_back.get(str(client), 0) / rounds
-                    (guilty if client in run.attackers else honest).append(share)
-        rows.append(
-            (f"`{attack}`", *(f"{mean(one):.0%}" if one else "–" for one in (guilty, honest)))
-        )
-    taken = [
-        (
-            rule,
-            mean(
-                o.backdoor for runs in every.values() for o in runs if (o.attack, o.rule) == which
-            ),
-        )
-        for rule, which in (
-            ("without attackers", (NOBODY, "mean")),
-            ("under the mean", ("backdoor", "mean")),
-            ("under the default of `serve`", ("backdoor", SERVED)),
-        )
+    rounds = configs.parse(configs.read(DIGITS)).client_rounds
+    by_case: dict[tuple[str, str], list[tuple[int, Outcome]]] = defaultdict(list)
+    for clients in FLEETS:
+        for run in outcomes(clients):
+            by_case[run.attack, run.rule].append((clients, run))
+
+    def held(attack: str, guilty: bool) -> str:
+        """Return the mean share of rounds in which attackers, or honest clients, were held back."""
+        shares = [
+            run.held_back.get(str(client), 0) / rounds
+            for clients, run in by_case[attack, SERVED]
+            for client in range(clients)
+            if (client in run.attackers) == guilty
+        ]
+        return f"{mean(shares):.0%}" if shares else "–"
+
+    rows = [
+        (f"`{attack}`", held(attack, True), held(attack, False)) for attack in (NOBODY, *ATTACKS)
     ]
-    shares = ", ".join(f"{share:.1f} % {words}" for words, share in taken)
+    taken = {
+        "without attackers": (NOBODY, "mean"),
+        "under the mean": ("backdoor", "mean"),
+        "under the default of `serve`": ("backdoor", SERVED),
+    }
+    shares = ", ".join(
+        f"{mean(run.backdoor for _, run in by_case[case]):.1f} % {words}"
+        for words, case in taken.items()
+    )
     head = ("attack", "rounds in which an attacker was held back", "and an honest client")
     return (
         f"{table(head, rows)}\n\n"
         f"Stamped test images of other classes taken for the backdoor's class: {shares}."
     )
-
-
-POISONING_TABLES: dict[str, Callable[[], str]] = {
-    "fleets": fleets,
-    "held-back": held_back,
-    "network": network,
-    "network-others": network_others,
-}
 
 
 # --- leakage -----------------------------------------------------------------------------------------
@@ -242,10 +233,11 @@ def cuts(folder: str) -> str:
 
 
 def uses() -> str:
-    rows = []
-    for often in (1, 4, 16, 64):
-        folder = "noise0.14-seed0" + ("" if often == 1 else f"/uses{often}")
-        rows.append((str(often), *attacked(entry(f"leakage/{folder}")["features"][-1])))
+    places = {often: f"noise0.14-seed0/uses{often}" for often in (4, 16, 64)}
+    rows = [
+        (str(often), *attacked(entry(f"leakage/{place}")["features"][-1]))
+        for often, place in ({1: "noise0.14-seed0"} | places).items()
+    ]
     return table(("uses", *ATTACKED), rows)
 
 
@@ -340,7 +332,11 @@ def solved_uploads() -> str:
     return table(("cut", "policy", "server", "bits", "inputs rebuilt", "correlation"), rows)
 
 
-LEAKAGE_TABLES: dict[str, Callable[[], str]] = {
+TABLES: dict[str, Callable[[], str]] = {
+    "fleets": fleets,
+    "held-back": held_back,
+    "network": network,
+    "network-others": network_others,
     "tradeoff": tradeoff,
     "cuts": lambda: cuts("plain-seed0/cuts"),
     "updates": lambda: updates("plain-seed0/cuts"),
@@ -353,4 +349,3 @@ LEAKAGE_TABLES: dict[str, Callable[[], str]] = {
     "policy-attacks": policy_attacks,
     "uploads": solved_uploads,
 }
-TABLES = {**POISONING_TABLES, **LEAKAGE_TABLES}

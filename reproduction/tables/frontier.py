@@ -11,8 +11,10 @@ from reproduction.tables.numbers import (
     UNKNOWN,
     accuracies,
     called,
+    cost_of,
     each,
     every_seed,
+    known,
     numbered,
     on_test,
     percent,
@@ -26,44 +28,35 @@ from semisfl.runs.report import Run, Spread
 
 def frontier() -> str:
     """Return the variant beside the paper and SemiSFL, each seed by itself."""
-    places = {
-        "Dirichlet(0.1), 4,000 labels": (
-            83.8,
-            "paper/cifar10-dir0.1-semisfl",
-            every_seed("frontier/cifar10-dir0.1"),
-            86.0,
-        ),
-        "Dirichlet(0.05), 4,000 labels": (
-            82.3,
-            "paper/cifar10-dir0.05-semisfl",
-            every_seed("frontier/cifar10-dir0.05"),
-            84.5,
-        ),
-        "IID, 250 labels": (
-            82.9,
-            "paper/cifar10-250-semisfl",
-            numbered("paper/cifar10-250-semisfl-mixed-t0.65-global", 3),
-            85.0,
-        ),
-    }
+    skewed, more_skewed = "paper/cifar10-dir0.1-semisfl", "paper/cifar10-dir0.05-semisfl"
+    few, mixed = "paper/cifar10-250-semisfl", "paper/cifar10-250-semisfl-mixed-t0.65-global"
+    places = (
+        ("Dirichlet(0.1), 4,000 labels", 83.8, skewed, "frontier/cifar10-dir0.1", 86.0),
+        ("Dirichlet(0.05), 4,000 labels", 82.3, more_skewed, "frontier/cifar10-dir0.05", 84.5),
+        ("IID, 250 labels", 82.9, few, mixed, 85.0),
+    )
     lines = []
-    for title, (paper, plain, theirs, aim) in places.items():
+    for title, paper, plain, variant, aim in places:
         ours = every_seed(plain)
+        theirs = numbered(variant, 3) if variant == mixed else every_seed(variant)
         numbers = (each(accuracies(ours)), sent(ours), f"**{each(accuracies(theirs))}**")
         lines.append((title, str(paper), *numbers, sent(theirs), str(aim)))
-    ours, theirs = (
-        every_seed("paper/cifar10-iid-semisfl"),
-        numbered("frontier/cifar10-iid-to-80", 3),
-    )
-    numbers = (each(gigabytes_until_80(ours), 0), "", f"**{each(gigabytes_until_80(theirs))}**")
+    until = [
+        gigabytes_until_80(members)
+        for members in (
+            every_seed("paper/cifar10-iid-semisfl"),
+            numbered("frontier/cifar10-iid-to-80", 3),
+        )
+    ]
+    numbers = (each(until[0], 0), "", f"**{each(until[1])}**")
     lines.append(("GB sent until 80 %, IID, 4,000 labels", "182", *numbers, "", "30"))
     return table(("", "the paper", "SemiSFL here", "GB", "`frontier`", "GB", "aim"), lines)
 
 
 def gigabytes_until_80(members: list[Run]) -> list[float | None]:
     """Return what each run sent until 80 %."""
-    costs = [summed([one], 80).to_target for one in members]
-    return [cost.bytes / 1e9 if cost and cost.bytes else None for cost in costs]
+    costs = [cost_of([one], 80).bytes for one in members]
+    return [cost and cost / 1e9 for cost in costs]
 
 
 def frontier_labels() -> str:
@@ -74,10 +67,8 @@ def frontier_labels() -> str:
         ("`frontier`", "frontier/cifar10-dir0.1"),
     ):
         for seed, one in enumerate(every_seed(name)):
-            end, cost = one.rounds[-1], summed([one], 83.5).to_target
-            reached = (UNKNOWN, UNKNOWN)
-            if cost is not None and cost.rounds and cost.bytes:
-                reached = (f"{cost.rounds:.0f}", f"{cost.bytes / 1e9:,.0f}")
+            end, cost = one.rounds[-1], cost_of([one], 83.5)
+            reached = (known(cost.rounds, 0), known(cost.bytes, 0, 1e9))
             lines.append(
                 (f"{title}, seed {seed}", percent(end.impurity), percent(end.mask_rate), *reached)
             )
@@ -96,15 +87,15 @@ def frontier_cost() -> str:
     lines = []
     for title, members in groups.items():
         moved = [replayed(one).as_run() for one in members]
-        total = summed(moved, 77)
-        cost = total.to_target
-        assert cost is not None and total.seconds is not None
-        needed = [UNKNOWN] * 3
-        if cost.rounds is not None and cost.bytes is not None and cost.seconds is not None:
-            needed = [f"{cost.rounds:.0f}", f"{cost.bytes / 1e9:.1f}", f"{cost.seconds / 3600:.1f}"]
-        numbers = (f"{total.rounds:,}", str(total.accuracy), sent(members))
-        reached = (f"{total.seconds / 3600:.1f}", f"{cost.reached} of {len(members)}", *needed)
-        lines.append((title, str(len(members)), *numbers, *reached))
+        total, cost = summed(moved), cost_of(moved, 77)
+        lines.append(
+            (
+                *(title, str(len(members)), f"{total.rounds:,}", str(total.accuracy)),
+                *(sent(members), known(total.seconds, 1, 3600)),
+                *(f"{cost.reached} of {len(members)}", known(cost.rounds, 0)),
+                *(known(cost.bytes, 1, 1e9), known(cost.seconds, 1, 3600)),
+            )
+        )
     head = ("", "seeds", "rounds", "accuracy %", "GB", "virtual hours")
     return table((*head, "reach 77 %", "after rounds", "GB", "virtual hours"), lines)
 
@@ -223,20 +214,19 @@ def few_labels() -> str:
 
 def tuning() -> str:
     """Return each method's best rate and threshold by validation accuracy."""
-    points: dict[str, dict[tuple[float, float], list[dict[str, Any]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for one in entries("tuning"):
-        points[one["method"]][one["rate"], one["threshold"]].append(one)
     lines = []
     for name in ("frontier", *METHODS):
+        points: dict[tuple[float, float], list[dict[str, Any]]] = defaultdict(list)
+        for one in entries("tuning"):
+            if one["method"] == name:
+                points[one["rate"], one["threshold"]].append(one)
         reached = {
             point: fmean(one["validation"][-1] for one in members)
-            for point, members in points[name].items()
+            for point, members in points.items()
         }
         best = max(reached, key=lambda point: reached[point])
         rates = sorted(rate for rate, _ in reached)
-        tests = [each(one["test"] for one in points[name][point]) for point in (best, (0.02, 0.95))]
+        tests = [each(one["test"] for one in points[point]) for point in (best, (0.02, 0.95))]
         title = "SemiSFL, `frontier`" if name == "frontier" else called(name)
         threshold = UNKNOWN if name == "supervised" else str(best[1])
         numbers = (str(best[0]), threshold, f"{reached[best]:.1f}", *tests)

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from reproduction import records
 from reproduction.records import run
-from semisfl.runs.report import Group, Run, Spread, Summary, summarise
+from semisfl.runs.report import Group, Run, Spread, Summary, ToTarget, summarise
 from semisfl.settings.lookup import note_of, title_of
 
 METHODS = ("semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl", "fl2", "supervised")
@@ -44,6 +44,18 @@ def summed(members: list[Run], target: float | None = None) -> Summary:
     return summarise(Group("", members), target)
 
 
+def cost_of(members: list[Run], target: float) -> ToTarget:
+    """Return what reaching ``target`` percent took, on average over the runs that reached it."""
+    cost = summed(members, target).to_target
+    assert cost is not None
+    return cost
+
+
+def known(value: float | None, digits: int = 1, unit: float = 1.0) -> str:
+    """Return a number in ``unit``, or a dash for None."""
+    return UNKNOWN if value is None else f"{value / unit:,.{digits}f}"
+
+
 def accuracies(members: Iterable[Run]) -> list[float]:
     """Return each run's accuracy after its last round."""
     return [one.accuracy for one in members]
@@ -56,7 +68,7 @@ def on_test(members: Iterable[Run]) -> list[float]:
 
 def each(values: Iterable[float | None], digits: int = 1) -> str:
     """Return one number per seed."""
-    return ", ".join(UNKNOWN if value is None else f"{value:,.{digits}f}" for value in values)
+    return ", ".join(known(value, digits) for value in values)
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

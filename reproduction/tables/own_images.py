@@ -71,14 +71,6 @@ def threshold() -> str:
     return by_task(cells, validation)
 
 
-def untuned() -> Cells:
-    """Return the runs with the preset's threshold: 0.6, or 0.8 where there are two classes."""
-    cells, lower = read("untuned"), read("untuned-t6")
-    for key, each in lower.items():
-        cells[key] |= {task: runs for task, runs in each.items() if task != "smile"}
-    return cells
-
-
 def untuned_by_threshold() -> str:
     """Return every method on these sets: both split methods with each threshold, the others as they were run."""
     cells = {

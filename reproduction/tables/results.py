@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -14,13 +15,14 @@ from reproduction.tables.numbers import (
     UNKNOWN,
     accuracies,
     called,
+    cost_of,
     each,
+    known,
     numbered,
     on_test,
     runs,
     sent,
     spread,
-    summed,
     table,
 )
 from semisfl.metrics import Metric, RoundMetrics, declared
@@ -56,17 +58,17 @@ def shares() -> str:
 def cluster() -> str:
     """Return the iteration's time in one process and over 2 and 4 ranks."""
     two, four = measured("cpu/cluster")
-    lines = []
-    for one, other in zip(two["rows"], four["rows"], strict=True):
-        cells = [f"{one['active']:,}"]
-        for row in (one, other):
-            cells += [f"{row['one_process_ms']:,.0f}", f"{row['cluster_ms']:,.0f}"]
-            cells += [f"{row['times_faster']:.2f}"]
-        lines.append((*cells, f"{one['bytes_between_ranks']:,}"))
-    head = ["active clients"]
-    for ranks in (2, 4):
-        head += ["one process, ms", f"{ranks} ranks, ms", "times faster"]
-    return table((*head, "bytes between 2 ranks"), lines)
+
+    def times(row: Any) -> list[str]:
+        milliseconds = [f"{row[key]:,.0f}" for key in ("one_process_ms", "cluster_ms")]
+        return [*milliseconds, f"{row['times_faster']:.2f}"]
+
+    lines = [
+        (f"{one['active']:,}", *times(one), *times(other), f"{one['bytes_between_ranks']:,}")
+        for one, other in zip(two["rows"], four["rows"], strict=True)
+    ]
+    heads = [("one process, ms", f"{ranks} ranks, ms", "times faster") for ranks in (2, 4)]
+    return table(("active clients", *heads[0], *heads[1], "bytes between 2 ranks"), lines)
 
 
 def flower() -> str:
@@ -96,18 +98,21 @@ LAYERS = {
 def network() -> str:
     """Return an iteration through each layer of the network, on two machines."""
     machines = [one for one in measured("cpu/network") if one["benchmark"] == "network_iteration"]
-    lines = []
-    for layer, title in LAYERS.items():
-        cells = [title]
-        for one in machines:
-            times = "1" if layer == "bare" else f"{one[layer + '_ratio']:.2f}"
-            cpu = one[f"{layer}_server_cpu_ms"]
-            cells += [f"{one[layer + '_ms']:.0f} ({cpu:.0f})", times]
-        lines.append(cells)
-    head = [""]
-    for machine in ("x86", "Arm"):
-        head += [f"{machine}, ms per iteration (server CPU)", "times the bare loop"]
-    return table(head, lines)
+    lines = [
+        [title]
+        + [
+            cell
+            for one in machines
+            for cell in (
+                f"{one[layer + '_ms']:.0f} ({one[layer + '_server_cpu_ms']:.0f})",
+                "1" if layer == "bare" else f"{one[layer + '_ratio']:.2f}",
+            )
+        ]
+        for layer, title in LAYERS.items()
+    ]
+    heads = [f"{machine}, ms per iteration (server CPU)" for machine in ("x86", "Arm")]
+    times = "times the bare loop"
+    return table(("", heads[0], times, heads[1], times), lines)
 
 
 def idle() -> str:
@@ -149,12 +154,10 @@ def training() -> str:
 
 def inference(size: str) -> str:
     """Return the cost of split inference at every cut, for images of one size."""
-    by_cut: dict[str, list[Any]] = {}
-    for one in measured("cpu/inference")["rows"]:
-        if one["input"] == size:
-            by_cut.setdefault(one["cut"], []).append(one)
+    every = [one for one in measured("cpu/inference")["rows"] if one["input"] == size]
     lines = []
-    for cut, rows in by_cut.items():
+    for cut in dict.fromkeys(one["cut"] for one in every):
+        rows = [one for one in every if one["cut"] == cut]
         is_layer = "codec" in rows[0]
         digits = 0 if is_layer else 1
         lines.append(
@@ -191,12 +194,8 @@ def digits_costs() -> str:
     lines = []
     for method in METHODS:
         members = numbered(f"few-labels/{method}-data.labeled-40", 5)
-        cost = summed(members, 80).to_target
-        assert cost is not None
-        numbers = [
-            UNKNOWN if cost.rounds is None else f"{cost.rounds:.1f}",
-            UNKNOWN if cost.bytes is None else f"{cost.bytes / 1e6:.0f}",
-        ]
+        cost = cost_of(members, 80)
+        numbers = (known(cost.rounds), known(cost.bytes, 0, 1e6))
         lines.append((called(method), f"{cost.reached} of 5", *numbers))
     return table(("to 80 % on the digits", "seeds that did", "rounds, mean", "MB, mean"), lines)
 
@@ -206,13 +205,11 @@ def compared() -> str:
     lines = []
     for method in ("semisfl", "fedswitch-sl", "fedswitch", "supervised", "semifl", "fedmatch"):
         members = [run(f"compare/{method}")]
-        cost = summed(members, 75).to_target
-        assert cost is not None
-        reached = UNKNOWN
-        if cost.reached and cost.bytes is not None:
-            reached = f"{cost.rounds:.0f}, {cost.bytes / 1e9:.0f} GB"
+        cost = cost_of(members, 75)
+        reached = f"{known(cost.rounds, 0)}, {known(cost.bytes, 0, 1e9)} GB"
         name = called(method) + (", λ_i = λ_a = 0.1" if method == "fedmatch" else "")
-        lines.append((name, each(accuracies(members)), f"{sent(members)} GB", reached))
+        numbers = (each(accuracies(members)), f"{sent(members)} GB")
+        lines.append((name, *numbers, reached if cost.reached else UNKNOWN))
     return table(("method", "accuracy %", "sent", "to 75 %: rounds, sent"), lines)
 
 
@@ -333,12 +330,11 @@ def codecs() -> str:
 def weights() -> str:
     """Return what starting from weights is worth, over three seeds."""
     lines = []
-    for method in ("semisfl", "supervised"):
-        for start, words in (("weights", "90 other classes"), ("nothing", "random weights")):
-            members = numbered(f"weights/{method}-{start}", 3)
-            both = (accuracies(members), on_test(members))
-            spreads = (str(Spread.of(values)) for values in both)
-            lines.append((called(method), words, *spreads))
+    for method, start in product(("semisfl", "supervised"), ("weights", "nothing")):
+        members = numbered(f"weights/{method}-{start}", 3)
+        words = "90 other classes" if start == "weights" else "random weights"
+        spreads = (Spread.of(accuracies(members)), Spread.of(on_test(members)))
+        lines.append((called(method), words, *map(str, spreads)))
     return table(("", "starts from", "validation %", "test %"), lines)
 
 
@@ -384,10 +380,13 @@ def gpu_rounds() -> str:
 
 def metrics_table(metrics: Iterable[Metric]) -> str:
     """Return a table with a line per metric."""
-    lines = []
-    for one in metrics:
-        gauge = f"`{one.prometheus}`" if one.prometheus else ""
-        lines.append((f"`{one.key}`", one.meaning, one.unit, one.missing, one.methods, gauge))
+    lines = [
+        (
+            *(f"`{one.key}`", one.meaning, one.unit, one.missing, one.methods),
+            f"`{one.prometheus}`" if one.prometheus else "",
+        )
+        for one in metrics
+    ]
     return table(("key", "what", "unit", "not there", "methods", "Prometheus"), lines)
 
 

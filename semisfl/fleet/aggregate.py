@@ -2,7 +2,7 @@
 
 A rule sees what the clients changed, as rows of one matrix of *updates* (state minus what the server
 sent), so that skewed data does not count against a client. Rules are entries of
-`semisfl.settings.catalog.AGGREGATES`; docs/poisoning.md says which attack each rule stops.
+`semisfl.settings.catalog.AGGREGATES`; reproduction/pages/poisoning.md says which attack each rule stops.
 """
 
 import math

@@ -36,7 +36,7 @@ def digits() -> Values:
 
 def images() -> Values:
     """Your own images: rounds are judged on a tenth of the labelled ones."""
-    # Chosen on the validation images of five sets: docs/own-images-choice.md.
+    # Chosen on the validation images of five sets: reproduction/pages/own-images-choice.md.
     return {
         "rounds": 150,
         "data": {
@@ -101,7 +101,7 @@ def _paper(
 
 def cifar10() -> Values:
     """The paper's CIFAR-10: AlexNet, 4,000 labels, 30 clients, 1,000 rounds, IID."""
-    # The paper's equation, not its published code: measured to be better here and on SVHN (docs/paper-choices.md).
+    # The paper's equation, not its published code: measured to be better here and on SVHN (reproduction/pages/paper-choices.md).
     return _paper("cifar10", "alexnet", 4000, 64, 64, semisfl={"client_teacher": "ema"})
 
 

@@ -51,7 +51,7 @@ def needed_confidence(threshold: Confidence, classes: int) -> float:
     ``threshold`` is a number from 0 to 1, which is returned, or ``by_classes``: 0.8 for two classes, down to 0.6 from
     ten classes on.
     """
-    # Chosen on validation images: docs/own-images-choice.md.
+    # Chosen on validation images: reproduction/pages/own-images-choice.md.
     return max(0.6, 0.55 + 0.5 / classes) if threshold == "by_classes" else threshold
 
 
