@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from semisfl.data.labeled import LabeledImages
 from semisfl.engine.inference import outputs
-from semisfl.engine.regression import regression
+from semisfl.engine.regression import regression, span
 from semisfl.methods.base import Setup
 from semisfl.metrics import MethodMetrics
 
@@ -21,6 +21,8 @@ DECAYS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 """Weight decays of standardised features that cross-validation tries, strongest first."""
 WEAK_VIEWS = 3
 """Weak views of each labelled image beside the image itself."""
+ROUGH = 3e-3
+"""The tolerance of a fit that is only compared with others."""
 
 
 class Probe:
@@ -66,33 +68,40 @@ def fit_head(model: nn.Module, labeled: LabeledImages, classes: int) -> float:
         # Standardised, so that one decay suits all; the last column is the bias, and without one the mean must stay.
         bias = float(head.bias is not None)
         mean, scale = bias * features.mean(0), features.std(0).clamp(min=1e-6)
-        features = F.pad((features - mean) / scale, (0, 1), value=bias)
-        decay = max(DECAYS, key=lambda one: held_out(features, labels, one, classes))
-        views = labels.repeat(1 + WEAK_VIEWS)
-        weight = regression(features, views, decay, classes)
-        loss = float(F.cross_entropy(features @ weight.T, views))
+        features = (features - mean) / scale
+        # The optimum lies in the span of the rows, and a fit in its few columns is the fit in all of them.
+        basis = span(features)
+        columns = F.pad(features @ basis, (0, 1), value=bias)
+        decay, views = best_decay(columns, labels, classes), labels.repeat(1 + WEAK_VIEWS)
+        # In double precision: in single precision the loss is too coarse to find the end of a flat valley.
+        fitted = regression(columns.double(), views, decay, classes).float()
+        loss = float(F.cross_entropy(columns @ fitted.T, views))
+        weight = fitted[:, :-1] @ basis.T
     with torch.no_grad():
-        head.weight.copy_(weight[:, :-1] / scale)
+        head.weight.copy_(weight / scale)
         if head.bias is not None:
-            head.bias.copy_(weight[:, -1] - head.weight @ mean)
+            head.bias.copy_(fitted[:, -1] - head.weight @ mean)
     return loss
 
 
-def held_out(features: Tensor, labels: Tensor, decay: float, classes: int) -> tuple[float, float]:
-    """Return the share of images that are recognised when they are left out, and minus their cross-entropy.
+def best_decay(features: Tensor, labels: Tensor, classes: int) -> float:
+    """Return the weight decay of `DECAYS` with the best accuracy in cross-validation, then the least cross-entropy.
 
-    ``features``: [views * images, d], first those of the images themselves. An image is left out with all its views.
+    ``features``: [views * images, d + 1], first those of the images themselves. An image is left out with all its
+    views, and each class is spread over the folds.
     """
     member, views = F.one_hot(labels, classes), len(features) // len(labels)
-    fold = ((member.cumsum(0) * member).sum(1) - 1) % FOLDS  # each class is spread over the folds
-    hits = losses = 0.0
-    for number in range(FOLDS):
-        out = fold == number
+    fold = ((member.cumsum(0) * member).sum(1) - 1) % FOLDS
+    scores = torch.zeros(len(DECAYS), 2, dtype=torch.float64)
+    for out in (fold == number for number in range(FOLDS)):
         if not out.any() or out.all():  # nothing to test, or nothing to learn from
             continue
-        kept = ~out.repeat(views)
-        weight = regression(features[kept], labels.repeat(views)[kept], decay, classes)
-        logits = features[: len(labels)][out] @ weight.T
-        hits += float((logits.argmax(1) == labels[out]).sum()) / len(labels)
-        losses += float(F.cross_entropy(logits, labels[out], reduction="sum"))
-    return round(hits, 6), -losses
+        kept, weight = ~out.repeat(views), None
+        for score, decay in zip(scores, DECAYS, strict=True):
+            weight = regression(
+                features[kept], labels.repeat(views)[kept], decay, classes, weight, ROUGH
+            )
+            logits = features[: len(labels)][out] @ weight.T
+            score[0] += int((logits.argmax(1) == labels[out]).sum())
+            score[1] -= float(F.cross_entropy(logits, labels[out], reduction="sum"))
+    return DECAYS[max(range(len(DECAYS)), key=lambda index: scores[index].tolist())]

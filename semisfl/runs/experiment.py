@@ -23,7 +23,7 @@ from semisfl.fleet.base import Fleet
 from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
-from semisfl.methods.probe import fit_head
+from semisfl.methods.probe import Probe, fit_head
 from semisfl.metrics import RoundMetrics
 from semisfl.models.build import build_model, check_same, with_layers_of
 from semisfl.models.layers import keep_statistics
@@ -237,6 +237,7 @@ def assemble(
     if config.fleet.kind == "cluster" and (launched := launch()) is not None:
         device = launched.device(device)
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()
+    make_method = lookup.load(lookup.method(config.method).code)
     weights, mean, std = None, None, None
     if config.model.weights is not None:
         # Weights need images that are normalised as theirs were; a resumed run knows how from its checkpoint. Weights
@@ -276,14 +277,16 @@ def assemble(
     if weights is not None:
         new = weights.copy_into(split_model, config.model.name, data.classes)
         *_, (head, last) = split_model.top.named_children()
-        if head in new and isinstance(last, nn.Linear):
+        if (
+            head in new and isinstance(last, nn.Linear) and make_method is not Probe
+        ):  # it fits one itself
             with hardware.arithmetic():
                 fit_head(split_model.whole(), labeled, classes)
     if config.model.weights is not None:
         mark_pretrained(split_model, new)
     fleet = (make_fleet or make_clients)(setup)
     try:
-        method = lookup.load(lookup.method(config.method).code)(
+        method = make_method(
             Setup(setup.config, split_model, fleet, labeled, classes, hardware, stop)
         )
         network_name, *_ = method.tested()

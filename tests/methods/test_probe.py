@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from semisfl import train
-from semisfl.methods.probe import DECAYS, held_out
+from semisfl.engine.regression import regression, span
+from semisfl.methods.probe import DECAYS, best_decay
 from semisfl.models.layers import StoredNorm2d, batchnorms, keep_statistics
 from semisfl.models.modules import layers_of, modules_of
 from semisfl.net.terms import layers_of as layers_of_terms
@@ -112,18 +113,48 @@ def test_no_run_from_weights_ends_below_their_probe(method: str, tmp_path: Path)
     assert run.evaluate().popitem()[1].accuracy >= probe.evaluate()["student"].accuracy - 1
 
 
+def features_of(images: int, length: int, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return features [4 views of each image, length + 1] with a constant last column, and the images' labels."""
+    rng, labels = np.random.default_rng(0), torch.arange(images) % classes
+    features = torch.from_numpy(rng.normal(0, 1, (images, length))).float()
+    features[:, :classes] += 2 * F.one_hot(labels, classes)
+    views = features + 0.5 * torch.from_numpy(rng.normal(0, 1, (4, *features.shape))).float()
+    return F.pad(views.flatten(0, 1), (0, 1), value=1.0), labels
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.03, 0.001])
+@pytest.mark.parametrize("length", [30, 300])
+def test_a_fit_in_few_columns_is_the_optimum_in_all_of_them(length: int, decay: float) -> None:
+    features, labels = features_of(15, length)
+    labels, exact = labels.repeat(4), features.double()
+    basis = span(features[:, :-1])
+    assert basis.shape == (length, min(60, length))
+    few = torch.cat([features[:, :-1] @ basis, features[:, -1:]], 1)
+    fitted = few @ regression(few.double(), labels, decay, 3).float().T
+    weight = torch.zeros(3, length + 1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=2000, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        squares = weight[:, :-1].square().sum()
+        value = F.cross_entropy(exact @ weight.T, labels) + decay / 2 * squares
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    best = exact @ weight.detach().T
+    torch.testing.assert_close(fitted.softmax(1), best.softmax(1).float(), rtol=0, atol=1e-4)
+
+
 def test_decays_are_judged_on_images_that_are_left_out() -> None:
-    rng = np.random.default_rng(0)
-    labels = torch.arange(60) % 3
-    features = torch.from_numpy(rng.normal(0, 1, (60, 40))).float()
-    features[:, :3] += 2 * F.one_hot(labels, 3)
-    scores = [held_out(features, labels, decay, 3) for decay in DECAYS]
-    assert all(0.5 < share < 1 and less < 0 for share, less in scores) and len(set(scores)) > 1
-    assert held_out(features + 20 * F.one_hot(labels, 40), labels, 0.1, 3)[0] == 1
+    features, labels = features_of(60, 40)
+    assert best_decay(features, labels, 3) == best_decay(features, labels, 3) < max(DECAYS)
+    nothing = torch.from_numpy(np.random.default_rng(1).normal(0, 1, (240, 41))).float()
+    assert best_decay(nothing, labels, 3) > best_decay(features, labels, 3), "noise is held down"
 
 
 def test_one_image_of_each_class_is_enough() -> None:
-    assert held_out(torch.eye(4), torch.arange(4), 1.0, 4) == (0, 0)
+    assert best_decay(torch.eye(5)[:4], torch.arange(4), 4) == max(DECAYS)
 
 
 def test_the_probe_is_compared_where_there_are_weights() -> None:
