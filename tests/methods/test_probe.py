@@ -71,6 +71,20 @@ def test_statistics_of_the_weights_stay_in_training(method: str, tmp_path: Path)
         torch.testing.assert_close(after[name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["semisfl", "supervised", "semifl", "fedmatch"])
+def test_pretrained_layers_have_a_learning_rate_of_their_own(method: str, tmp_path: Path) -> None:
+    rates = ("optimizer.lr_pretrained=1e-9", "server.pretrain_rounds=1", "optimizer.kind=sgd")
+    experiment = begun(method, weights_of_toy(tmp_path), *rates)
+    before = {name: one.clone() for name, one in experiment.model.named_parameters()}
+    experiment.method.round(0)
+    moved = {
+        name: float((one - before[name]).detach().abs().max())
+        for name, one in experiment.model.named_parameters()
+    }
+    new = {name for name, far in moved.items() if far > 1e-5}
+    assert {name for name in new if "projector" not in name} == {"top.fc2.weight", "top.fc2.bias"}
+
+
 def test_devices_keep_the_statistics_too() -> None:
     settings = toy.values("semisfl", f"model.layers={toy.RESIDUAL}", "model.weights=a.pth")
     layers, _ = layers_of_terms(settings.model)
@@ -97,7 +111,7 @@ def test_a_run_from_weights_begins_as_their_probe(tmp_path: Path) -> None:
     probe = begun("probe", weights)
     probe.method.round(0)
     images = probe.normalizer(toy.dataset().test_images)
-    for method in ("semisfl", "supervised"):
+    for method in ("semisfl", "supervised", "fedmatch"):
         model = begun(method, weights).model
         torch.testing.assert_close(model.eval()(images), probe.model.eval()(images))
 

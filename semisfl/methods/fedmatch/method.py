@@ -89,8 +89,14 @@ class FedMatch:
         self.model = setup.model.whole()
         """theta as it is tested, and BatchNorm's buffers."""
         self.sigma = copy.deepcopy(self.model)
-        self.psi = copy.deepcopy(self.model).requires_grad_(False)
         self.names = decomposed_names(self.model)
+        # sigma + psi is what training begins with, where that is more than random numbers.
+        whole = 1.0 if config.model.weights is None else 1.0 + PSI_FACTOR
+        for name, parameter in self.sigma.named_parameters():
+            parameter.data.div_(whole if name in self.names else 1.0)
+            ours = self.model.get_parameter(name)
+            parameter.pretrained = getattr(ours, "pretrained", False)  # type: ignore[attr-defined]
+        self.psi = copy.deepcopy(self.sigma).requires_grad_(False)
         for name, parameter in self.psi.named_parameters():
             parameter.mul_(PSI_FACTOR if name in self.names else 0.0)
         self.dropout = ServerDropout(setup)
