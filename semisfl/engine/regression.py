@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PASSES = 200
-"""Most steps of L-BFGS with one scale of the columns; a fit takes ten to thirty in all."""
 ROUGHLY = 3e-2
 """The tolerance of the weights by which the columns are scaled for the rest of a fit."""
 FLAT = 1e-8
@@ -74,29 +72,28 @@ def _minimum(
 ) -> Tensor:
     """Return where a convex ``function``, which returns its value and gradient, is smallest."""
     (value, gradient), pairs = function(point), deque[tuple[Tensor, Tensor]](maxlen=MEMORY)
-    for _ in range(PASSES):
-        if float(gradient.norm()) <= tolerance * max(1.0, float(point.norm())):
-            break
-        direction = _newton_step(gradient, pairs)
-        size, slope = 1.0, float((gradient * direction).sum())
-        while (found := function(point + size * direction))[0] > value + 1e-4 * size * slope:
-            if (size := size / 2) < 1e-3:  # the value differs by less than its rounding error
+    while float(gradient.norm()) > tolerance * max(1.0, float(point.norm())):
+        step = -_solve(gradient, list(pairs), None)
+        enough = 1e-4 * float((gradient * step).sum())
+        while (there := function(point + step))[0] > value + enough:
+            step, enough = step / 2, enough / 2
+            if float(step.norm()) < FLAT * float(point.norm()):  # rounding errors decide
                 return point
-        pairs.append((size * direction, found[1] - gradient))
-        point, (value, gradient) = point + size * direction, found
+        pairs.append((step, there[1] - gradient))
+        point, (value, gradient) = point + step, there
     return point
 
 
-def _newton_step(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return minus the inverse Hessian times the gradient, as ``pairs`` of steps and changes of the gradient tell it."""
-    direction, used = -gradient, []
-    for step, change in reversed(pairs):
-        share = (step * direction).sum() / (step * change).sum()
-        direction = direction - share * change
-        used.append(share)
-    if pairs:
-        step, change = pairs[-1]
-        direction = direction * (step * change).sum() / change.square().sum()
-    for (step, change), share in zip(pairs, reversed(used), strict=True):
-        direction = direction + step * (share - (change * direction).sum() / (step * change).sum())
-    return direction
+def _solve(vector: Tensor, pairs: list[tuple[Tensor, Tensor]], size: Tensor | None) -> Tensor:
+    """Return the inverse Hessian times ``vector``, as ``pairs`` of steps and changes of the gradient tell it (BFGS).
+
+    ``size``: the inverse Hessian where no pair tells it; None: as the newest pair has it.
+    """
+    if not pairs:
+        return vector if size is None else vector * size
+    step, change = pairs.pop()
+    along = (step * change).sum()
+    share = (step * vector).sum() / along
+    size = along / change.square().sum() if size is None else size
+    inner = _solve(vector - share * change, pairs, size)
+    return inner + step * (share - (change * inner).sum() / along)
