@@ -1,3 +1,3 @@
 """The package's version, written into every run directory and model file."""
 
-VERSION = "0.2.0"
+VERSION = "1.0.0"
