@@ -6,7 +6,6 @@ A run may be killed and a disk may be full at any moment: no file of a run is ev
 import contextlib
 import errno
 import json
-import math
 import os
 import secrets
 import time
@@ -60,39 +59,10 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Open a file to read; raise `OSError` for a pipe or a device: its reader may wait for ever, or read without end."""
-    if path.is_fifo() or path.is_char_device():
-        raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
-    return path.open("rb")
-
-
-def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) -> Any:
-    """Return the value of a JSON text; raise `ValueError` for any other text.
-
-    ``constant`` makes a value of NaN, Infinity and -Infinity, and of numbers beyond all floats, which are refused
-    without it.
-    """
-    make = constant or _no_number
-
-    def number(digits: str) -> Any:
-        return value if math.isfinite(value := float(digits)) else make(digits[:40])
-
-    try:
-        return json.loads(text, parse_constant=make, parse_float=number)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"it holds {name}, which is no JSON number")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Return the values of a small JSON file; empty if it is missing, damaged or holds no object."""
     try:
-        with open_file(path) as file:
-            values = parse_json(file.read())
+        values = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -6,19 +6,16 @@ are read alike: an unknown key is a metric of the run's method if it is a number
 
 # ruff: noqa: RUF009 (each metric is a field of its own)
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self
 
 from semisfl.metrics.declaration import Panel, metric
 from semisfl.metrics.method_metrics import WITH_CLIENTS, MethodMetrics
 
 ACCURACY_OF = "accuracy_"
 """In a file, before the name of a tested model."""
-LARGEST = 1e100
-"""No run writes a finite number beyond this; the sum of those of all rounds is finite too."""
 SECONDS = Panel("Seconds per round", "s", in_picture=False)
 _test = partial(metric, section="Test", unit="percent")
 _cost = partial(metric, section="Cost")
@@ -181,19 +178,11 @@ class RoundMetrics(MethodMetrics):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the metrics that `as_dict` wrote, in this, an older or a newer version.
 
-        Raises ValueError for a value of a kind that no version wrote.
+        Raises ValueError for values without the index of a round.
         """
         if not isinstance(values, Mapping) or not isinstance(values.get("round"), int):
             raise ValueError("it has no round")
         known = {key: values[key] for key in KEYS if key in values}
-        for key, value in values.items():
-            kind = float if key.startswith(ACCURACY_OF) else KINDS.get(key, object)
-            fits = isinstance(value, kind)
-            if kind in (int, float):
-                # A loss may be NaN or Inf.
-                fits = _is_number(value) and not _too_large(value)
-            if value is not None and not fits:
-                raise ValueError(f"its {key} is {value!r:.40}")
         others = {key: values[key] for key in values if key not in known and key != "round"}
         accuracies = {
             key.removeprefix(ACCURACY_OF): value
@@ -212,16 +201,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _too_large(value: float) -> bool:
-    return abs(value) > LARGEST and value not in (math.inf, -math.inf)
-
-
 KEYS = tuple(
     item.name for item in fields(RoundMetrics) if item.name not in ("round", "accuracies", "own")
 )
-KINDS: dict[str, type] = {
-    key: get_origin(kind := get_args(hint)[0]) or kind
-    for key, hint in get_type_hints(RoundMetrics).items()
-    if key in KEYS
-}
-"""The type of each value; a number may be whole or not."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.files import write_whole
-from semisfl.runs.report import UNSEEN, Run, flatten
+from semisfl.runs.report import UNSEEN, Run
 from semisfl.settings.lookup import needs
+from semisfl.settings.plain_values import flatten
 
 
 def write_long(place: Path, runs: Sequence[Run]) -> None:

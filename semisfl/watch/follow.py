@@ -4,14 +4,14 @@ A run may be finished, running, waiting for devices, stopped, crashed or unfinis
 perhaps on another machine, so everything follows from files. A run that is resumed may write its metrics anew.
 """
 
-import math
+import json
 import platform
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from semisfl.files import parse_json, read_json, stamp
+from semisfl.files import read_json, stamp
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.reading import Standing, limits_of, met, read_config
 from semisfl.settings.catalog import DATA
@@ -123,8 +123,8 @@ class Followed:
             self._forget_rounds()
         for line in lines:
             try:
-                self._add(RoundMetrics.from_dict(parse_json(line, lambda name: None)))
-            except (ValueError, TypeError, OverflowError) as error:
+                self._add(RoundMetrics.from_dict(json.loads(line)))
+            except ValueError as error:
                 self.problem = f"a line of metrics.jsonl is damaged: {error}"
         anew, lines = self._events.new()
         if anew and self.devices.counts:
@@ -148,9 +148,7 @@ class Followed:
         done = len(self.columns["round"])
         values = metrics.numbers() | {"round": metrics.round}
         for key in values.keys() | self.columns.keys():
-            value = values.get(key)
-            known = value is not None and math.isfinite(value)
-            self.columns.setdefault(key, [None] * done).append(value if known else None)
+            self.columns.setdefault(key, [None] * done).append(values.get(key))
         self.standing = self.standing.then(metrics)
         self.warnings += map(str, metrics.warnings or [])
         self.coverage.add(metrics.round, metrics.coverage_by_client or {})

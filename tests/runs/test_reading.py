@@ -7,7 +7,6 @@ import pytest
 
 from reproduction.paper.index import RunIndex
 from semisfl.cli.main import main
-from semisfl.runs import reading
 from semisfl.settings import presets
 from semisfl.settings.plain_values import flatten
 from tests.reproduction.fakes import digits_cell, leave_run
@@ -17,15 +16,6 @@ from tests.reproduction.fakes import digits_cell, leave_run
 def test_a_preset_differs_in_nothing_from_itself(name: str) -> None:
     values = presets.preset(name).model_dump(mode="json", exclude_none=True)
     assert presets.changes(flatten(values, lists=False)) == (name, {})
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_line_with_nan_is_refused(value: str, tmp_path: Path) -> None:
-    lines = ['{"round": 0, "accuracy": 50.0}', f'{{"round": 1, "accuracy": {value}}}']
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("\n".join(lines[::-1]) + "\n")
-    with pytest.raises(ValueError, match=f"line 1 is damaged: it holds {value}, which is no"):
-        reading.read_rounds(file.parent, dict)
 
 
 @pytest.mark.usefixtures("no_pictures")

