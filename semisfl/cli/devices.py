@@ -69,6 +69,13 @@ def serve(
         Path | None, typer.Option(help="Run directory; default: a new one under runs/.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
+    collect_only: Annotated[
+        bool,
+        typer.Option(
+            "--collect-only",
+            help="With a frozen bottom: do not train; end when every device has sent its rows.",
+        ),
+    ] = False,
     allow_method: AllowMethod = None,
     device: Device = "auto",
     insecure_loopback: Insecure = False,
@@ -93,6 +100,7 @@ def serve(
     from semisfl.cli import runner
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.net.server.fleet import NetworkFleet
+    from semisfl.net.server.frozen import FrozenNetworkFleet
     from semisfl.runs import run_log, start
     from semisfl.runs.directory import RunDirectory
     from semisfl.runs.run_data import load_images
@@ -113,6 +121,10 @@ def serve(
         preset = chosen_preset(preset, settings, str(labeled), quiet=quiet)
         options = config.parse(presets.limit_influence(values_of(preset, settings)))
     warn_of_unread(options, settings)
+    if collect_only and options.clients.bottom == "trained":
+        raise ValueError(
+            "--collect-only needs clients.bottom = 'frozen': other devices keep no rows"
+        )
     with ExitStack() as stack:
         # What is said while images are loaded belongs into the log of the run, whose directory comes later.
         stack.enter_context(run_log.collected())
@@ -131,6 +143,7 @@ def serve(
         fleet, about = run.experiment.fleet, run.experiment.description
         assert isinstance(fleet, NetworkFleet) and run.directory is not None
         place = run.directory.path
+        folders = f"{console.quoted(place)} --labeled {console.quoted(labeled)}"
         # Operators may take data.labeled for a limit on their own images, which it is not.
         aside = about.tested_on if about.judged_on == "validation" else 0
         log.info(
@@ -151,6 +164,13 @@ def serve(
             sinks = [
                 stack.enter_context(watching.serve_metrics(fleet, metrics, token_file, identity))
             ]
+        if collect_only:
+            assert isinstance(fleet, FrozenNetworkFleet), "checked above"
+            run.started = True  # what devices send is kept
+            with context.obj.running(lambda: False):
+                run.finished = fleet.collect()
+            print(f"{fleet.contents()}; train on them with: semisfl serve --resume {folders} ...")
+            return
         result = runner.finish(
             run,
             context.obj,
@@ -158,7 +178,6 @@ def serve(
             sinks=sinks,
             busy=lambda: fleet.waiting.state is None,
         )
-    folders = f"{console.quoted(place)} --labeled {console.quoted(labeled)}"
     runner.print_result(result, f"semisfl serve --resume {folders} ...")
 
 
@@ -212,7 +231,8 @@ def join(
 ) -> None:
     """Train with this device's images until the run ends; reconnect when the connection is lost.
 
-    The images stay on the device. The last line says how many rounds it took part in, and how many bytes it sent.
+    With a frozen bottom, end when the rows of all images are sent; run it again for new images. The images stay on the
+    device. The last line says how many rounds it took part in, or images it sent, and how many bytes.
     """
     from semisfl.net.client import join as client
     from semisfl.net.client.rejection import Rejected

@@ -177,7 +177,9 @@ class Network:
         certificates: Path | None = None,
         port: int = 0,
         handshake_seconds: float = 10.0,
+        directory: Path | None = None,
     ) -> None:
+        self.directory = directory
         self.config = config.in_fleet("network")
         self.data, self.partition = data, partition
         self.certificates = certificates
@@ -186,7 +188,7 @@ class Network:
         self._handshake_seconds = handshake_seconds
         self.start_server(port)
 
-    def start_server(self, port: int = 0) -> None:
+    def start_server(self, port: int = 0, state: dict[str, Any] | None = None) -> None:
         self.experiment = assemble(
             self.config,
             self.data,
@@ -205,7 +207,9 @@ class Network:
         prefix = "" if self.certificates else "plaintext:"
         index = {f"{prefix}client-{i}": i for i in range(self.config.clients.total)}
         self.fleet.roster.load_state_dict({"index": index, "images": {}})
-        self.fleet.open(None)
+        if state is not None:
+            self.experiment.load_state_dict(state)
+        self.fleet.open(self.directory)
         self.port = self.fleet.port
 
     @property
@@ -224,7 +228,7 @@ class Network:
             how.setdefault("credentials", certs.load_client_credentials(self.certificates, name))
         if lookup.method(self.config.method).works:
             how.setdefault("policy", DevicePolicy(full_models=True))
-        images = self.data.images[self.partition.clients[index]]
+        images = how.pop("images", self.data.images[self.partition.clients[index]])
         client = Client(address or self.address, images, name, **how)
         self.clients[index] = client
         self._ever.append(client)

@@ -1,43 +1,293 @@
 """A frozen bottom over the network: devices send the rows of their images once, and the server trains on its files."""
 
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from semisfl.fleet.frozen import FrozenFleet
+import pytest
+import torch
+
+from semisfl.fleet.caps import Classified
+from semisfl.fleet.frozen import FOLDER, FrozenFleet
+from semisfl.fleet.rows import RowFile
+from semisfl.net.client.allowance import Allowance
+from semisfl.net.client.device import Device
+from semisfl.net.client.rejection import Rejected
+from semisfl.net.frames import Frame, encode
+from semisfl.net.server import frozen as server_side
+from semisfl.net.server import uploads
+from semisfl.net.server.uploads import RowStore
+from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import assert_same, network, tiny, toy_data
+from semisfl.settings.config import Config
+from semisfl.settings.policy import DevicePolicy
+from tests.net.harness import (
+    BATCHNORM,
+    Client,
+    Network,
+    assert_same,
+    network,
+    tiny,
+    toy_data,
+    until,
+)
+
+NOISY = {"clip": 4.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1}
+CODECS = {"student_features": "int8", "teacher_features": "fp16", "models": "bf16"}
 
 
-def frozen(count: int = 3, **changes: Any) -> Any:
+def frozen(count: int = 3, **changes: Any) -> Config:
     clients = {"bottom": "frozen", "weak_views": 2, "strong_views": 3}
-    clients |= changes.pop("clients", {})
-    return tiny(count, clients=clients, **changes)
+    return tiny(count, **{**changes, "clients": clients | changes.get("clients", {})})
 
 
-class NamedClients(FrozenFleet):
-    """Simulated clients with the names of `Network`'s devices."""
+def simulated(config: Config, late: int = -1, first: int = 0) -> Experiment:
+    """Return the run with simulated clients, done: client ``late`` is there from round ``first`` on."""
 
-    def members(self) -> dict[int, str]:
-        return {client: f"plaintext:client-{client}" for client in super().members()}
+    class NamedClients(FrozenFleet):
+        """Clients with the names of `Network`'s devices."""
 
+        rounds = 0
 
-def simulated(config: Any) -> Experiment:
-    data = toy_data(config.clients.total)
-    experiment = assemble(config, *data, device="cpu", make_fleet=NamedClients)
+        def members(self) -> dict[int, str]:
+            return {client: f"plaintext:client-{client}" for client in super().members()}
+
+        def present(self) -> Sequence[int]:
+            return [one for one in super().present() if one != late or self.rounds >= first]
+
+        def image_counts(self) -> dict[int, int]:
+            return dict.fromkeys(self.present(), 12)
+
+        def settle(self, good: bool) -> None:
+            self.rounds += 1
+
+    experiment = assemble(
+        config, *toy_data(config.clients.total), device="cpu", make_fleet=NamedClients
+    )
     experiment.fleet.open(None)
     run_rounds(experiment)
     return experiment
 
 
-def test_a_run_is_the_simulated_one() -> None:
-    config = frozen()
+def sent(net: Network, *clients: int, **how: Any) -> list[Client]:
+    """Let these clients send their rows, and wait until they have ended."""
+    devices = [net.join(client, **how) for client in clients]
+    for device in devices:
+        device.join(30)
+        assert device.error is None and device.device.finished
+    return devices
+
+
+def ended(client: Client) -> str:
+    client.join(30)
+    assert isinstance(client.error, Rejected), client.error
+    return str(client.error)
+
+
+def image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers ask for the rows of one image at a time."""
+    monkeypatch.setattr(uploads, "LARGEST_PART", 1)
+
+
+def dying(after: int) -> Callable[[Client, Frame], None]:
+    """Break a client at the question that follows ``after`` parts."""
+
+    def at(client: Client, frame: Frame) -> None:
+        if frame.kind == "encode" and client.device.upload.sent == after:  # type: ignore[union-attr]
+            client.die()
+
+    return at
+
+
+# --- the same run as a simulated one ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"wire": CODECS, "model": {"layers": BATCHNORM}}, {"method": "fedswitch-sl"}],
+    ids=str,
+)
+def test_a_run_is_the_simulated_one_and_needs_no_device(changes: dict[str, Any]) -> None:
+    config = frozen(**changes)
     with network(config) as net:
-        for client in range(3):
-            net.join(client)
-        for client in range(3):
-            net.clients[client].join(30)
-            assert net.clients[client].error is None
+        sent(net, 2, 0, 1)
+        until(lambda: not net.fleet.sessions.enrolled)
         run_rounds(net.experiment)
-        other = simulated(config)
-        assert_same(net.experiment, other)
-        assert net.fleet.traffic.counts == other.fleet.traffic.counts
+        expected = simulated(config)
+        assert_same(net.experiment, expected)
+        assert net.fleet.traffic.counts == expected.fleet.traffic.counts
+        up = sum(client.link.sent for client in net.clients.values())
+        assert up > net.fleet.traffic.by_kind()["features_up"] > 0.5 * up
+
+
+def test_a_device_that_is_killed_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    image_by_image(monkeypatch)
+    config = frozen(2)
+    with network(config) as net:
+        net.join(0, break_at=dying(5)).join(30)
+        assert net.fleet.contents().startswith("0 images of 0 of 2")
+        (again, other) = sent(net, 0, 1)
+        assert again.device.upload.sent == 7 and other.device.upload.sent == 12
+        run_rounds(net.experiment)
+        expected = simulated(config)
+        assert_same(net.experiment, expected)
+        # It downloaded the bottom twice, and sent each image once.
+        counts = expected.fleet.traffic.counts
+        counts["model", "down", 0] *= 2
+        assert net.fleet.traffic.counts == counts
+
+
+def test_a_late_client_takes_part_from_the_next_round_on() -> None:
+    config = frozen(rounds=4)
+    with network(config) as net:
+        sent(net, 0, 1)
+        original = net.fleet.start_round
+
+        def start_round(plan: Any) -> None:
+            if plan.index == 1:
+                sent(net, 2)
+            original(plan)
+
+        net.fleet.start_round = start_round  # type: ignore[method-assign]
+        run_rounds(net.experiment)
+        assert_same(net.experiment, simulated(config, late=2, first=2))
+
+
+@pytest.mark.parametrize("stopped_in", [0, 1])
+def test_a_server_that_is_killed_repeats_its_round_with_the_same_images(
+    stopped_in: int, tmp_path: Path
+) -> None:
+    """A client sends its rows after the round under way has begun: its next attempt does not draw from them."""
+    config = frozen(rounds=4, network={"quorum": 2})
+    data, partition = toy_data(3)
+    net = Network(config, data, partition, directory=tmp_path)
+    try:
+        sent(net, 0, 1)
+        for index in range(stopped_in):
+            net.fleet.wait_ready()
+            net.experiment.method.round(index)
+            net.fleet.settle(True)
+        state = snapshot(net.experiment.state_dict())
+        net.fleet.wait_ready()
+        net.experiment.method.round(stopped_in)
+        sent(net, 2)
+        net.fleet.kill()
+        (tmp_path / FOLDER / "plaintext%3Aclient-2.rows").open("ab").write(b"half an image")
+        net.start_server(state=state if stopped_in else None)
+        (back,) = sent(net, 2)
+        assert back.device.upload.sent == 0 and back.link.received < 10_000
+        run_rounds(net.experiment, first=stopped_in)
+        expected = simulated(config, late=2, first=stopped_in + 1)
+        assert_same(net.experiment, expected)
+        assert net.fleet.traffic.counts == expected.fleet.traffic.counts
+    finally:
+        net.close()
+
+
+def test_images_that_come_later_are_sent_alone(tmp_path: Path) -> None:
+    config = frozen(1)
+    data, partition = toy_data(1)
+    net = Network(config, data, partition, directory=tmp_path)
+    try:
+        images = data.images[partition.clients[0]]
+        sent(net, 0, images=images[:7])
+        (path,) = (tmp_path / FOLDER).glob("*.rows")
+        before = path.read_bytes()
+        twice = torch.cat([images[[11, 3]], images, images[:1]])
+        (again,) = sent(net, 0, images=twice)
+        assert again.device.upload.sent == 8 and path.read_bytes().startswith(before)
+        assert RowFile(path).images == 15
+        assert net.fleet.collect() and net.fleet.contents().startswith("15 images of 1 of 1 device")
+    finally:
+        net.close()
+
+
+# --- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_bottom_that_the_terms_do_not_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_side, "weights_digest", lambda weights: "sha256:" + 64 * "0")
+    with network(frozen(1)) as net:
+        assert "no bottom with the weights that its terms name" in ended(net.join(0))
+        assert not net.fleet.store.begin("plaintext:client-0")
+
+
+def test_impossible_rows_are_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Device.answer
+
+    def answer(self, received, kind, fields, cleared=None, codecs="fp32") -> None:  # type: ignore[no-untyped-def]
+        if kind != "rows":
+            return original(self, received, kind, fields, cleared, codecs)
+        rows = torch.full_like(cleared.tensors["rows"], 127)
+        received.stream.answer(received.ticket, b"".join(encode(kind, fields, {"rows": rows})))
+
+    monkeypatch.setattr(Device, "answer", answer)
+    with network(frozen(1)) as net:
+        assert "are possible" in ended(net.join(0))
+        assert list(net.strikes.values()) == [1]
+        assert not net.fleet.store.begin("plaintext:client-0")
+
+
+def test_a_device_waits_while_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original, calls = RowStore.append, iter(range(100))
+
+    def append(self: RowStore, *what: Any) -> None:
+        if next(calls) < 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(self, *what)
+
+    monkeypatch.setattr(RowStore, "append", append)
+    with network(frozen(1)) as net:
+        (device,) = sent(net, 0)
+        assert device.link.losses == 2 and not net.strikes
+    assert "cannot write the rows: No space left on device" in caplog.text
+
+
+# --- quotas ----------------------------------------------------------------------------------------
+
+
+def test_views_beyond_a_quota_refuse_the_terms_at_once() -> None:
+    with network(frozen(1)) as net:
+        reason = ended(net.join(0, policy=DevicePolicy(uses_per_image=4)))
+        assert "uses_per_image = 4" in reason and "strong_views = 3" in reason
+        assert not net.fleet.roster.images
+
+
+def test_each_image_counts_once_also_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_by_image(monkeypatch)
+    policy, file = DevicePolicy(uses_per_image=9), tmp_path / "policy.spent.json"
+    with network(frozen(1)) as net:
+        dead = net.join(0, policy=policy, allowance=Allowance(file), break_at=dying(5))
+        dead.join(30)
+        assert len(Allowance(file).classified.images) == 5
+        sent(net, 0, policy=policy, allowance=Allowance(file))
+        sent(net, 0, policy=policy, allowance=Allowance(file))
+        uses = {one for one, _ in Allowance(file).classified.images.values()}
+        assert uses == {5} and len(Allowance(file).classified.images) == 12
+    with network(frozen(1, seed=8)) as net:  # other views of the same images
+        reason = ended(net.join(0, policy=policy, allowance=Allowance(file)))
+        assert "an image would be used 10 times" in reason
+
+
+def test_rows_that_are_sent_again_have_the_same_noise(tmp_path: Path) -> None:
+    """Other noise on the same rows would tell more than was counted. It follows from a secret beside the counts."""
+    policy = DevicePolicy(**NOISY, bits_per_image=1e6)
+    contents = []
+    for place, device in enumerate(["one", "one", "two"]):
+        (tmp_path / str(place)).mkdir()
+        net = Network(frozen(1), *toy_data(1), directory=tmp_path / str(place))
+        try:
+            sent(net, 0, policy=policy, allowance=Allowance(tmp_path / device))
+        finally:
+            net.close()
+        (path,) = (tmp_path / str(place) / FOLDER).iterdir()
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1] != contents[2]
+    spent = {name: Allowance(tmp_path / name).classified for name in ("one", "two")}
+    assert spent["one"] == spent["two"] != Classified()

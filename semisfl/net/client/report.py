@@ -63,16 +63,20 @@ class Report:
             return "stopped before connecting"
         now = self._values(self._device)
         known = {
-            "finished": "the run is finished",
+            "finished": self._device.ending,
             "stopped": f"stopped while {self._device.doing}",
         }
         why = known.get(self._ended or "", str(self._reason))
         if not now["bytes_received"]:
             return why
+        upload, images = self._device.upload, plural(now["images"], "image")
+        did = f"{plural(now['rounds'], 'round')} with {images}"
+        if upload is not None:
+            did = f"rows of {upload.sent} of {images} sent now, {upload.left} left"
         bits = now["bits_per_image"]
         carries = "no bound on" if bits is None else f"at most {bits:,}"
         return (
-            f"{why}; {plural(now['rounds'], 'round')} with {plural(now['images'], 'image')}, {carries} bits per image, "
+            f"{why}; {did}, {carries} bits per image, "
             f"{amount(now['bytes_sent'])} sent, {amount(now['bytes_received'])} received"
         )
 

@@ -5,7 +5,6 @@ missing, checks that its weights are those that the terms name, and encodes and 
 that is started again, with more images or after a crash, goes on where the server's list ends.
 """
 
-import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,6 @@ from semisfl.settings.policy import PolicyBreach, feature_bits
 
 if TYPE_CHECKING:
     from semisfl.net.client.device import Device
-
-log = logging.getLogger(__name__)
 
 
 class Upload:
@@ -53,9 +50,16 @@ class Upload:
         outgoing.secret = device.allowance.secret + self._about.encode()
         self._digests = [content_digest(image) for image in member.images]
         self._stored: Counter[str] = Counter()
+        self._missing: list[int] = []
+        """The places of images whose rows the server lacks."""
         self._has_bottom = False
         self.sent = 0
         """How many images' rows were sent so far."""
+
+    @property
+    def left(self) -> int:
+        """Return how many images the server lacks, as far as this device knows."""
+        return len(self._missing)
 
     def begin(self) -> None:
         """Expect to be told which images the server has, and forget what it said over another connection."""
@@ -68,7 +72,7 @@ class Upload:
         self._stored.update(names[at : at + size] for at in range(0, len(names), size))
         if frame.fields["more"]:
             return
-        self._missing = []
+        self._missing.clear()
         for place, digest in enumerate(self._digests):
             self._stored[digest] -= 1  # a folder may hold an image twice
             if self._stored[digest] < 0:
@@ -94,7 +98,8 @@ class Upload:
         ranges.check("images", count, ranges.Range(1, min(TOGETHER, len(self._missing))))
         if not self._has_bottom:
             raise PolicyBreach("the server sent no bottom with the weights that its terms name")
-        places, self._missing = self._missing[:count], self._missing[count:]
+        places = self._missing[:count]
+        del self._missing[:count]
         digests, policy = [self._digests[place] for place in places], device.outgoing.policy
         device.allowance.take_views(
             policy,
@@ -110,5 +115,7 @@ class Upload:
 
     def _end(self, received: Received, frame: Frame) -> None:
         """Let the device end: the server keeps the rows of all its images."""
-        log.info("the server has the rows of %s", plural(frame.fields["images"], "image"))
+        self._device.ending = (
+            f"the server has the rows of {plural(frame.fields['images'], 'image')}"
+        )
         self._device.finished = True

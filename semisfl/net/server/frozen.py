@@ -25,6 +25,7 @@ from semisfl.models.freezing import weights_digest
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.server.uploads import RowStore, Uploads
 from semisfl.net.server.waiting import Waiting
+from semisfl.settings.counts import amount, plural
 from semisfl.stopping import Stopped
 
 
@@ -94,6 +95,14 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
         with contextlib.suppress(Stopped):
             return self.waiting.wait(self.roster.total)
         return False
+
+    def contents(self) -> str:
+        """Return in one line how many images of how many devices are in the folder."""
+        images, files = self._published(), self.store.files
+        return (
+            f"{plural(sum(images.values()), 'image')} of {len(images)} of {plural(self.roster.total, 'device')}, "
+            f"{amount(sum(files[name].bytes for name in images))}, in {self._folder}"
+        )
 
     # --- a round ---------------------------------------------------------------------------------
 
