@@ -72,7 +72,7 @@ class Report:
         upload, images = self._device.upload, plural(now["images"], "image")
         did = f"{plural(now['rounds'], 'round')} with {images}"
         if upload is not None:
-            did = f"rows of {upload.sent} of {images} sent now, {upload.left} left"
+            did = f"rows of {upload.sent} of {images} sent now"
         bits = now["bits_per_image"]
         carries = "no bound on" if bits is None else f"at most {bits:,}"
         return (

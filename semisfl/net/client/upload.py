@@ -56,18 +56,16 @@ class Upload:
         self.sent = 0
         """How many images' rows were sent so far."""
 
-    @property
-    def left(self) -> int:
-        """Return how many images the server lacks, as far as this device knows."""
-        return len(self._missing)
-
     def begin(self) -> None:
         """Expect to be told which images the server has, and forget what it said over another connection."""
         self._stored.clear()
         self._device.expect(stored=messages.STORED)
 
     def _answer_missing(self, received: Received, frame: Frame) -> None:
-        """Take some digests of images that the server has; after the last ones answer how many it lacks."""
+        """Take some digests of images that the server has; after the last ones answer how many it lacks.
+
+        These are counted before anything of them is sent.
+        """
         names, size = frame.fields["images"].hex(), 2 * DIGEST_BYTES
         self._stored.update(names[at : at + size] for at in range(0, len(names), size))
         if frame.fields["more"]:
@@ -82,6 +80,9 @@ class Upload:
             encode=messages.ENCODE,
             published=messages.PUBLISHED,
         )
+        policy, missing = self._device.outgoing.policy, [self._digests[at] for at in self._missing]
+        views, bits = self._form.views, feature_bits(policy, self._form.features)
+        self._device.allowance.take_views(policy, self._about, missing, sum(views.values()), bits)
         fields = {"images": len(self._missing), "bottom": not self._has_bottom}
         self._device.answer(received, "missing", fields)
 
@@ -100,14 +101,7 @@ class Upload:
             raise PolicyBreach("the server sent no bottom with the weights that its terms name")
         places = self._missing[:count]
         del self._missing[:count]
-        digests, policy = [self._digests[place] for place in places], device.outgoing.policy
-        device.allowance.take_views(
-            policy,
-            self._about,
-            digests,
-            sum(self._form.views.values()),
-            feature_bits(policy, self._form.features),
-        )
+        digests = [self._digests[place] for place in places]
         images = member.images[places].to(member.hardware.device)
         rows = self._encoder.rows(images, self._name, digests).packed(self._form.pack)
         device.answer(received, "rows", {"images": bytes.fromhex("".join(digests))}, rows)

@@ -5,11 +5,9 @@ their files. Which files, and how many of their images, is fixed at the end of t
 a run that is resumed repeats its round with the same images, whatever arrived meanwhile.
 """
 
-import contextlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,8 +38,8 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
         self.prepare(setup)
         self.waiting = Waiting(self.config, self.sessions, setup.stop, self._with_rows)
         self._model, self._ends = setup.model, ExitStack()
-        self._downloads: Counter[str] = Counter()
-        """How many times devices had got the bottom from earlier processes of this run."""
+        self._downloads: dict[str, int] = {}
+        """How many times each device had got the bottom when the run was saved."""
         self._images: dict[str, int] = {}
         """How many images of each device's file the next round draws from; empty before the first round."""
 
@@ -54,9 +52,9 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
         self.sessions.terms = self.terms
         self._bottom_bytes = state_bytes(bottom, self.config.wire.models)
         self.store = RowStore(self._folder, self._form, self.about(bottom))
+        self.store.downloads.update(self._downloads)
         weights = join_states({"bottom": bottom})
-        self._uploads = Uploads(self.sessions, self._schemas, self.store, weights)
-        self.sessions.uploads = self._uploads
+        self.sessions.uploads = Uploads(self.sessions, self._schemas, self.store, weights)
         super().open(directory)
 
     # --- whose rows are there --------------------------------------------------------------------
@@ -92,7 +90,7 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
 
     def collect(self) -> bool:
         """Return True once every client has sent its rows, or False if the run was asked to end before."""
-        with contextlib.suppress(Stopped):
+        with suppress(Stopped):
             return self.waiting.wait(self.roster.total)
         return False
 
@@ -109,15 +107,14 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
     def start_round(self, plan: SplitRound) -> None:
         """Count what devices have sent so far, and draw the round's rows."""
         self.device_log.round = plan.index
-        counts, downloads, files = self.traffic.counts, self._downloads, self.store.files
-        stored = {}
+        counts, stored = self.traffic.counts, {}
         for name, client in self.roster.index.items():
-            if (file := files.get(name)) is not None:
+            if (file := self.store.files.get(name)) is not None:
                 # Set and not added: rows count once, also if the round is repeated or the run resumed.
                 up, down = self.roster.before.get(client, (0, 0))
-                got = max(1, downloads[name] + self._uploads.downloads[name])
                 counts["features", "up", client] = up + file.bytes
-                counts["model", "down", client] = down + got * self._bottom_bytes
+                times = max(1, self.store.downloads[name])
+                counts["model", "down", client] = down + times * self._bottom_bytes
                 stored[client] = Stored(file, self._images.get(name, 0))
         self.draw(plan, stored)
 
@@ -131,13 +128,13 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
 
     def state_dict(self) -> dict[str, Any]:
         """Return also the images of the next round, and how often devices have got the bottom."""
-        downloads = self._downloads + self._uploads.downloads
+        downloads = dict(self.store.downloads)
         return {**super().state_dict(), "images": self._images, "downloads": downloads}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
         super().load_state_dict(state)
-        self._images, self._downloads = dict(state["images"]), Counter(state["downloads"])
+        self._images, self._downloads = dict(state["images"]), state["downloads"]
 
     def close(self, finished: bool) -> None:
         """Say goodbye, and remove the temporary folder, if there is one."""

@@ -49,6 +49,10 @@ class Session:
         """When the device last did something about a question: took a chunk of it, sent a chunk, or reported work."""
         self.forgotten = False
         """Whether the device was taken out of the run: what still arrives is not looked at."""
+        self.missing = self.asked = 0
+        """With a frozen bottom: how many images' rows are to come, and how many of them the next answer holds."""
+        self.downloads = False
+        """Whether the device was sent a frozen bottom, and no answer has shown yet that it arrived."""
         self._context, self._deliver = context, deliver
         self._loop = asyncio.get_running_loop()
         self._assembler = Assembler()

@@ -8,13 +8,12 @@ back. A file is published, by its name, once the device has sent all images that
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import gcd
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 import grpc
 from torch import Tensor
@@ -45,43 +44,29 @@ class RowStore:
         self.form, self._folder, self._about = form, folder, about
         self.files = {file.client: file for file in map(RowFile, folder.glob("*.rows"))}
         """The published file of each device that has one."""
+        self.downloads: Counter[str] = Counter()
+        """How many times each device has got the bottom."""
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
         """Return the file of a device: its suffix is ``.part`` before it is published first."""
         path = self._folder / f"{quote(name, safe='')}.rows"
         return path if path.exists() else path.with_suffix(".part")
 
     def begin(self, name: str) -> bytes:
         """Return the digests of the images whose rows are in a device's file, which is made if there is none."""
-        if not (path := self._path(name)).exists():
+        if not (path := self.path(name)).exists():
             write_whole(path, first_line(self.form, {"client": name, **self._about}))
         file = RowFile(path)
         os.truncate(path, file.end)  # a killed process may have written half an image
         return file.digests
 
-    def append(self, name: str, digests: bytes, rows: Tensor) -> None:
-        """Keep the packed ``rows`` [images, bytes] of a device; raise `OSError`, and keep none, if the disk refuses."""
-        append_whole(self._path(name), records(digests, rows))
-
     def publish(self, name: str) -> int:
         """Let rounds draw from all that a device's file has now; return its number of images."""
-        path = self._path(name)
+        path = self.path(name)
         with path.open("rb") as file:
             os.fsync(file.fileno())
         self.files[name] = RowFile(path.replace(path.with_suffix(".rows")))
         return self.files[name].images
-
-
-@dataclass
-class Upload:
-    """What is open with one device."""
-
-    asked: int = 0
-    """How many images' rows are its next answer; 0: it is to say how many are missing."""
-    left: int = 0
-    """How many images are missing, those included."""
-    download: bool = False
-    """Whether it was sent the bottom, and no answer has shown yet that it arrived."""
 
 
 class Uploads:
@@ -91,8 +76,6 @@ class Uploads:
         self, sessions: Sessions, schemas: Schemas, store: RowStore, weights: Mapping[str, Tensor]
     ) -> None:
         """Write rows to ``store``. ``weights`` are the bottom's, as the frame ``weights`` has them."""
-        self.downloads: Counter[str] = Counter()
-        """How many times each device has got the bottom."""
         self._sessions, self._schemas, self._store = sessions, schemas, store
         codec, form = schemas.config.wire.models, store.form
         # One frame for all devices: a copy for each would not fit into memory.
@@ -100,69 +83,74 @@ class Uploads:
         most = max(1, min(TOGETHER, LARGEST_PART // form.size))
         whole = TOGETHER // gcd(TOGETHER, sum(form.views.values()))
         self._together = most // whole * whole or most  # batches of the encoder are then full
-        self._open: WeakKeyDictionary[Session, Upload] = WeakKeyDictionary()
 
     def begin(self, session: Session) -> None:
         """Tell a device that has its place which images are here, and ask how many are missing."""
-        self._open[session] = Upload()
-        digests, more = self._store.begin(session.identity), True
-        while more:
-            more = len(digests) > MOST_STORED
-            frame = b"".join(encode("stored", {"images": digests[:MOST_STORED], "more": more}, {}))
-            digests = digests[MOST_STORED:]
-            session.tell(frame) if more else session.ask(frame, messages.MISSING.limit)
+        with _disk(session):
+            digests, more = self._store.begin(session.identity), True
+            while more:
+                more = len(digests) > MOST_STORED
+                frame = _frame("stored", images=digests[:MOST_STORED], more=more)
+                digests = digests[MOST_STORED:]
+                session.tell(frame) if more else session.ask(frame, messages.MISSING.limit)
 
     def receive(self, session: Session, data: bytearray) -> None:
         """Take an answer of a device, and ask for more; raise `WireError` if it is no possible answer."""
-        upload = self._open[session]
-        rows = {"rows": self._schemas.rows(upload.asked)} if upload.asked else {}
-        due = rows or {"missing": messages.MISSING}
+        due = {"rows": self._schemas.rows(session.asked), "missing": messages.MISSING}
+        del due["missing" if session.asked else "rows"]
         frame = decode(data, {**due, "refusal": messages.REFUSAL})
         if frame.kind == "refusal":
             self._sessions.dismiss(session, frame.fields["reason"])
             return
-        try:
-            if frame.kind == "rows":
-                self._keep(session.identity, upload, frame)
-            else:
-                self._prepare(session, upload, frame)
-            if not upload.left:
-                self._publish(session)
-        except OSError as error:
-            reason = f"the server cannot write the rows: {error.strerror or error}"
-            log.warning("%s waits: %s", session.identity, reason)
-            session.close(grpc.StatusCode.UNAVAILABLE, reason)
-            return
-        if upload.left:
-            upload.asked = min(upload.left, self._together)
-            question = b"".join(encode("encode", {"images": upload.asked}, {}))
-            session.ask(question, self._schemas.rows(upload.asked).limit)
+        with _disk(session):
+            take = self._keep if frame.kind == "rows" else self._prepare
+            take(session, frame)
+            self._go_on(session)
 
-    def _prepare(self, session: Session, upload: Upload, frame: Frame) -> None:
+    def _prepare(self, session: Session, frame: Frame) -> None:
         """Note how many images a device says are missing, and send it the bottom if it needs that."""
-        upload.left = frame.fields["images"]
-        if not 0 <= upload.left <= self._sessions.roster.images[session.client]:
-            raise WireError(f"it says that {upload.left} of its images are missing")
-        upload.download = frame.fields["bottom"] and upload.left > 0
-        if upload.download:
+        session.missing = frame.fields["images"]
+        if not 0 <= session.missing <= self._sessions.roster.images[session.client]:
+            raise WireError(f"it says that {session.missing} of its images are missing")
+        session.downloads = frame.fields["bottom"] and session.missing > 0
+        if session.downloads:
             session.tell(self._weights)
 
-    def _keep(self, name: str, upload: Upload, frame: Frame) -> None:
+    def _keep(self, session: Session, frame: Frame) -> None:
         """Write the rows of some images; raise `WireError` for values that are impossible."""
-        digests, rows = frame.fields["images"], frame.tensors["rows"]
-        if len(digests) != upload.asked * DIGEST_BYTES:
-            raise WireError(f"it names {len(digests)} bytes of digests for {upload.asked} images")
+        digests, rows, name = frame.fields["images"], frame.tensors["rows"], session.identity
+        if len(digests) != session.asked * DIGEST_BYTES:
+            raise WireError(f"it names {len(digests)} bytes of digests for {session.asked} images")
         if (fault := impossible(self._store.form.unpack_images(rows))) is not None:
             raise WireError(fault)
-        self._store.append(name, digests, rows)
-        self.downloads[name] += upload.download
-        upload.left, upload.download = upload.left - upload.asked, False
+        append_whole(self._store.path(name), records(digests, rows))
+        self._store.downloads[name] += session.downloads
+        session.missing, session.downloads = session.missing - session.asked, False
 
-    def _publish(self, session: Session) -> None:
-        """Publish a device's file, and tell the device and whoever waits for files."""
+    def _go_on(self, session: Session) -> None:
+        """Ask for the next images; if none is missing, publish the file, and tell the device and who waits for files."""
+        session.asked = min(session.missing, self._together)
+        if session.asked:
+            question = _frame("encode", images=session.asked)
+            session.ask(question, self._schemas.rows(session.asked).limit)
+            return
         images = self._store.publish(session.identity)
         log.info("the rows of %s of %s are here", plural(images, "image"), session.identity)
-        session.tell(b"".join(encode("published", {"images": images}, {})))
+        session.tell(_frame("published", images=images))
         with self._sessions.changed:
             self._sessions.changed.notify_all()
-        self._sessions.device_log.renew()
+
+
+def _frame(kind: str, **fields: Any) -> bytes:
+    return b"".join(encode(kind, fields, {}))
+
+
+@contextmanager
+def _disk(session: Session) -> Iterator[None]:
+    """End a stream whose rows the disk refuses; the device tries again."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"the server cannot write the rows: {error.strerror or error}"
+        log.warning("%s waits: %s", session.identity, reason)
+        session.close(grpc.StatusCode.UNAVAILABLE, reason)

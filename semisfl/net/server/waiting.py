@@ -128,7 +128,9 @@ class Waiting:
                 if there >= count:
                     return True
                 longer = f"; {seconds:g} s for all {count} to come" if seconds else ""
-                needed = f"{there} here, {self._network.quorum} needed{longer}"
+                needed = (
+                    f"{there} here, {self._network.quorum if seconds else count} needed{longer}"
+                )
                 self._set_state(f"waiting for devices ({needed})")
                 self._sessions.changed.wait(0.2)
             self._idle()
