@@ -42,11 +42,10 @@ class Measure:
 
 
 def _until_target(cost: Callable[[Run], float | str]) -> Callable[[Run, Cell], float | str]:
-    """Return a reader of what the rounds took until a cell's target was reached."""
+    """Return a reader of what the rounds took until a cell's target was reached; all rounds if it has none."""
 
     def read(run: Run, cell: Cell) -> float | str:
-        assert cell.target is not None
-        rounds = rounds_to(run, cell.target)
+        rounds = run.rounds if cell.target is None else rounds_to(run, cell.target)
         return NEVER if rounds is None else cost(replace(run, rounds=rounds))
 
     return read

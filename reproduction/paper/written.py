@@ -7,14 +7,14 @@ from statistics import median
 
 import numpy as np
 
-from reproduction.paper.grid import METHODS, Cell, Exhibit, Part, Value, set_title
+from reproduction.paper.grid import Cell, Exhibit, Part, Value, set_title
 from reproduction.paper.index import CellRuns, RunIndex
 from reproduction.paper.measures import MEASURES, Measure, rounded
 from reproduction.tables.numbers import table as markdown
 from semisfl.data.partition import split
 from semisfl.runs.report import Spread
 from semisfl.settings.catalog import DATA
-from semisfl.settings.lookup import note_of
+from semisfl.settings.lookup import note_of, title_of
 
 NOT_RUN = "not run"
 FEWER = (
@@ -199,9 +199,7 @@ def data_notes(cells: Sequence[Measured]) -> list[str]:
 def _general_notes(cells: Sequence[Measured]) -> list[str]:
     fewer = any(cell.result.rounds not in (None, cell.result.cell.rounds) for cell in cells)
     methods = dict.fromkeys(cell.result.cell.method for cell in cells)
-    notes = [
-        f"\\* {METHODS.get(name, name)}: {note_of(name)}." for name in methods if note_of(name)
-    ]
+    notes = [f"\\* {title_of(name)}: {note_of(name)}." for name in methods if note_of(name)]
     return [FEWER, *notes] if fewer else notes
 
 

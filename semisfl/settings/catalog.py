@@ -212,7 +212,7 @@ METHODS = {
             code="semisfl.methods.semifl.method:SemiFL",
             title="SemiFL",
             summary="pseudo-labels once per round by the global model, mixed images, server fine-tuning",
-            note="iterations, rates and augmentation as for the other methods, not the authors' own; "
+            note="iterations, rates (variant semifl_original: the authors') and augmentation as for the other methods; "
             "BatchNorm statistics over the server and active clients",
             section="semifl",
             settings="semisfl.methods.semifl.settings:SemiFLSettings",
@@ -260,7 +260,7 @@ METHODS = {
             code="semisfl.methods.fl2.method:FL2",
             title="(FL)²",
             summary="SemiFL with clients' own thresholds, sharpness-aware consistency, weights by progress",
-            note="iterations, rates and augmentation as for the other methods, not the authors' own; "
+            note="iterations, rates (preset field: the authors') and augmentation as for the other methods; "
             "BatchNorm statistics over the server and active clients",
             section="fl2",
             settings="semisfl.methods.fl2.settings:FL2Settings",
