@@ -184,13 +184,20 @@ def split_by_folder(
         raise ValueError(
             f"data set {dataset.name!r} has no client folders; use partition kind iid or dirichlet"
         )
-    labels = dataset.labels.numpy().copy()
     held = tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in dataset.clients.values())
-    labels[np.concatenate([*held, validation])] = UNKNOWN
+    mine = server_alone(dataset, labeled, seed, validation)
+    return Partition(mine.labeled, held, validation, tuple(dataset.clients))
+
+
+def server_alone(
+    dataset: Dataset, labeled: int, seed: int, validation: np.ndarray = NONE
+) -> Partition:
+    """Return a partition without clients, with the same labelled images as `split` or `split_by_folder`."""
+    labels = dataset.labels.numpy().copy()
+    labels[np.concatenate([NONE, *(dataset.clients or {}).values(), validation])] = UNKNOWN
     served = _stratify(labels, labeled, len(dataset.classes), seed, len(validation))
     mine = [part for part, _ in served]
-    names = tuple(dataset.clients)
-    return Partition(np.sort(np.concatenate([NONE, *mine])), held, validation, names)
+    return Partition(np.sort(np.concatenate([NONE, *mine])), (), validation)
 
 
 def _check_clients(left: int, labeled: int, clients: int, classes: int, aside: int) -> None:

@@ -16,10 +16,15 @@ class Traffic:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, int]] = Counter()
+        self._once: dict[tuple[str, str, int], int] = {}
 
     def add(self, kind: Kind, direction: Direction, client: int, size: int) -> None:
         """Count ``size`` bytes of a kind to (``down``) or from (``up``) one client."""
         self.counts[kind, direction, client] += size
+
+    def send_once(self, kind: Kind, direction: Direction, client: int, size: int) -> None:
+        """Set the bytes of what is sent once in a run to ``size``; undoing a round does not undo it."""
+        self.counts[kind, direction, client] = self._once[kind, direction, client] = size
 
     def merge(self, state: Mapping[str, int]) -> None:
         """Add the counts in the `state_dict` of another `Traffic`."""
@@ -63,6 +68,7 @@ class Traffic:
         for key, size in state.items():
             kind, direction, client = key.split("/")
             self.counts[kind, direction, int(client)] = int(size)
+        dict.update(self.counts, self._once)
 
 
 def group_by_bytes(counts: Mapping[tuple[str, str, int], int]) -> list[dict[str, Any]]:

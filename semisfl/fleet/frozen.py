@@ -5,8 +5,13 @@ their rows are copied to the device as they are encoded, and decoded step by ste
 once to each client, and its rows, once back.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,13 +28,25 @@ from semisfl.fleet.block import ClientsHere
 from semisfl.fleet.caps import refuse_views
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.fleet.local import Simulation
-from semisfl.fleet.rows import TOGETHER, Encoder, RowFile, RowFormat
+from semisfl.fleet.rows import TOGETHER, Encoder, RowFile, RowFormat, first_line
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models.freezing import weights_digest
+from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.counts import plural
 from semisfl.settings.policy import DevicePolicy
+
+log = logging.getLogger(__name__)
 
 FOLDER = "features"
 """The folder of the clients' files in a run's directory."""
+MUST_EQUAL = {
+    "features": "set data.size or model.cut as in the run that made the rows",
+    "views": "set clients.weak_views and clients.strong_views as there",
+    "codecs": "set wire.teacher_features (of weak views) and wire.student_features as there",
+    "normalised by": "set model.weights as in the run that made the rows, or data.name if there were no weights",
+    "bottom": "set model.name, model.weights and model.cut, and without weights also seed, as in the run that made the rows",
+}
+"""What a file of ``data.features`` must have as the run has it, each with the settings to change."""
 
 
 class Stored(NamedTuple):
@@ -104,59 +121,172 @@ class StoredRounds:
         raise AssertionError("the configuration refuses whole-model methods for a frozen bottom")
 
 
-class FrozenFleet(StoredRounds, Simulation):
-    """Simulated clients with a frozen bottom. A client encodes its images in the first round it takes part in."""
+Piece = tuple[int, int, list[str]]
+"""Some of a client's images: its index, the place of their first one, and their digests."""
 
-    capturable = True
+
+class EncodingClients(ClientsHere):
+    """Simulated clients of this process that encode their images with a frozen bottom."""
 
     def __init__(self, setup: FleetSetup) -> None:
         """Raise `PolicyBreach` if all views of an image together exceed a quota of the policy."""
-        super().__init__(ClientsHere(setup))
+        super().__init__(setup)
+        refuse_views(self.outgoing.policy, self.config.clients, setup.model.features)
+        # A copy: the method trains the model it was given, and its weights move to another place.
+        self.bottom = clone(setup.model.bottom)
+        self.form = RowFormat.of(self.config, setup.model.features)
+        self._encoder = Encoder(self.bottom, setup.normalizer, self.outgoing, self.config)
+
+    def images_at(self, client: int, first: int = 0, count: int | None = None) -> Tensor:
+        """Return ``count`` images of a client, or all, from place ``first`` on."""
+        places = torch.from_numpy(self.shards[client][first:][:count])
+        return self.images.index_select(0, places.to(self.images.device))
+
+    def encode(self, piece: Piece) -> Tensor:
+        """Return the packed rows [images, bytes] of some images."""
+        client, first, digests = piece
+        images = self.images_at(client, first, len(digests))
+        return self.form.pack(self._encoder.rows(images, str(client), digests).tensors)
+
+
+class FrozenFleet(StoredRounds, Simulation):
+    """Simulated clients with a frozen bottom.
+
+    All of them encode their images when the first round with clients begins, as devices send them when they come,
+    whether a round draws them or not. With ``data.features`` the rows were made before, and are in that folder.
+    """
+
+    capturable = True
+    clients: EncodingClients
+
+    def __init__(self, setup: FleetSetup) -> None:
+        """Raise `PolicyBreach` if all views of an image together exceed a quota of the policy."""
+        super().__init__(EncodingClients(setup))
         self.prepare(setup)
-        outgoing = self.clients.outgoing
-        refuse_views(outgoing.policy, self.config.clients, setup.model.features)
         # What a client sends it sends once: rounds use no quota.
         self._policy = DevicePolicy()
-        # A copy: the method trains the model it was given, and its weights move to another place.
-        self._encoder = Encoder(clone(setup.model.bottom), setup.normalizer, outgoing, self.config)
-        self._stop, self._files, self._ends = setup.stop, dict[int, RowFile](), ExitStack()
+        self._model, self._stop = setup.model, setup.stop
+        self._files, self._ends = list[RowFile](), ExitStack()
+        self._expected: Mapping[str, str] = {}
+        """The digest of each file's images, if the run is resumed with ``data.features``."""
 
     def open(self, directory: Path | None) -> None:
-        """Keep the clients' files in the run's ``directory``; without one, in a temporary folder."""
+        """Keep the clients' files in the run's ``directory``; without one, in a temporary folder.
+
+        Raises `ConfigError` for files of ``data.features`` that do not fit the run.
+        """
         self._folder = (directory or Path(self._ends.enter_context(TemporaryDirectory()))) / FOLDER
+        if self.config.data.features is not None:
+            # Only now: a checkpoint may have brought other weights than the model had at first.
+            weights = roundtrip_state(self._model.bottom.state_dict(), self.config.wire.models)
+            self._files = collected(self.config)
+            for file in self._files:
+                check_fits(file, json.loads(first_line(self._form, self.about(weights))))
+                if self._expected.get(file.client, images := _images_of(file)) != images:
+                    raise ConfigError(
+                        f"data.features: the images of {file.path} are not those that the run began with; put the "
+                        "former file there"
+                    )
 
     def close(self, finished: bool) -> None:
         """Remove the temporary folder, if there is one."""
         self._ends.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return which images' rows are in the files of ``data.features``."""
+        if self.config.data.features is None:
+            return {}
+        return {"images": {file.client: _images_of(file) for file in self._files}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the same images."""
+        self._expected = state.get("images", {})
+
     def start_round(self, plan: SplitRound) -> None:
-        """Let new clients encode their images, then draw the round's rows."""
-        self._plan = plan
-        self.draw(plan, {client: self._stored(client) for client in plan.active})
+        """Let all clients encode their images if they have not yet, then draw the round's rows."""
+        self._files = self._files or self._encoded(plan.bottom)
+        labels, model = self.clients.labels.cpu(), state_bytes(plan.bottom, self.config.wire.models)
+        stored = {}
+        for client, file in enumerate(self._files):
+            # Sent once, also if the round is repeated or the run resumed.
+            self.traffic.send_once("model", "down", client, model)
+            self.traffic.send_once("features", "up", client, file.bytes)
+            shard = self.clients.shards[client]
+            stored[client] = Stored(file, len(shard), labels[torch.from_numpy(shard)])
+        self.draw(plan, stored)
 
-    def _stored(self, client: int) -> Stored:
-        """Return a client's rows, encoded now if this is its first round, and count its bytes."""
-        if client not in self._files:
-            self._files[client] = self._encoded(client)
-        # Set and not added: both are sent once, also if the round is repeated or the run resumed.
-        counts, file = self.traffic.counts, self._files[client]
-        counts["model", "down", client] = state_bytes(self._plan.bottom, self.config.wire.models)
-        counts["features", "up", client] = file.bytes
-        shard = torch.from_numpy(self.clients.shards[client])
-        return Stored(file, file.images, self.clients.labels.cpu()[shard])
+    def _encoded(self, bottom: State) -> list[RowFile]:
+        """Return every client's file; images are encoded unless an earlier process did, with the same settings."""
+        begun, weights = time.perf_counter(), roundtrip_state(bottom, self.config.wire.models)
+        self.clients.bottom.load_state_dict(weights)
+        files, pieces = dict[int, RowFile](), list[Piece]()
+        about = self.about(weights)
+        lines, digests = list[bytes](), list[list[str]]()
+        for client, name in self.members().items():
+            digests.append(
+                [content_digest(image) for image in self.clients.images_at(client).cpu()]
+            )
+            lines.append(first_line(self._form, {"client": name, **about}))
+            if file := RowFile.find(self._path(client), lines[-1], digests[-1]):
+                files[client] = file
+                continue
+            for first in range(0, len(digests[-1]), TOGETHER):
+                pieces.append((client, first, digests[-1][first : first + TOGETHER]))
+        parts = zip(pieces, self._rows(pieces), strict=True)
+        for client, of_client in groupby(parts, lambda part: part[0][0]):
+            packed = (rows for _, rows in of_client)
+            files[client] = RowFile.write(
+                self._path(client), lines[client], digests[client], packed
+            )
+        if pieces:
+            images, seconds = sum(len(piece[2]) for piece in pieces), time.perf_counter() - begun
+            log.info("%s encoded in %.1f s", plural(images, "image"), seconds)
+        return [files[client] for client in sorted(files)]
 
-    def _encoded(self, client: int) -> RowFile:
-        """Return a client's file; its images are encoded unless an earlier process did, with the same settings."""
-        self._stop.check()
-        bottom = roundtrip_state(self._plan.bottom, self.config.wire.models)
-        self._encoder.bottom.load_state_dict(bottom)
-        all_images, shard = self.clients.images, self.clients.shards[client]
-        images = all_images.index_select(0, torch.from_numpy(shard).to(all_images.device))
-        name, digests = self.members()[client], [content_digest(image) for image in images.cpu()]
-        about = {"client": name, **self.about(bottom)}
-        parts = (
-            (images[first : first + TOGETHER], name, digests[first : first + TOGETHER])
-            for first in range(0, len(images), TOGETHER)
+    def _path(self, client: int) -> Path:
+        return self._folder / f"{client}.rows"
+
+    def _rows(self, pieces: Sequence[Piece]) -> Iterator[Tensor]:
+        """Yield the packed rows of each piece in order."""
+        for piece in pieces:
+            self._stop.check()
+            yield self.clients.encode(piece)
+
+
+# --- rows that are there already -----------------------------------------------------------------
+
+
+def collected(config: Config) -> list[RowFile]:
+    """Return the files in the folder ``data.features``, one per client, in the order of their names' lengths and letters.
+
+    Raises `ConfigError` if they are not as many as ``clients.total``, or if one is damaged or without images.
+    """
+    folder = Path(str(config.data.features))
+    paths = sorted(folder.glob("*.rows"), key=lambda path: (len(path.name), path.name))
+    if len(paths) != config.clients.total:
+        raise ConfigError(
+            f"data.features = {str(folder)!r} holds rows of {plural(len(paths), 'client')} but clients.total = "
+            f"{config.clients.total}; set clients.total = {len(paths)}"
+            if paths
+            else f"data.features = {str(folder)!r} holds no rows (*.rows); name the folder {FOLDER!r} of a run"
         )
-        packed = (self._form.pack(self._encoder.rows(*part).tensors) for part in parts)
-        return RowFile.made(self._folder / f"{name}.rows", self._form, about, digests, packed)
+    files = list(map(RowFile, paths))
+    for file in files:
+        if not file.images or file.end != file.path.stat().st_size:
+            raise ConfigError(
+                f"{file.path} ends after {plural(file.images, 'image')}, within the next one; copy it again"
+            )
+    return files
+
+
+def check_fits(file: RowFile, ours: Mapping[str, Any]) -> None:
+    """Raise `ConfigError`, with the setting to change, for rows that are not what a run computes with: ``ours``."""
+    for key, change in MUST_EQUAL.items():
+        if (theirs := file.about.get(key)) != ours[key]:
+            raise ConfigError(
+                f"{file.path}: its {key} = {theirs}, and the run's = {ours[key]}; {change}"
+            )
+
+
+def _images_of(file: RowFile) -> str:
+    return hashlib.blake2b(file.digests, digest_size=16).hexdigest()

@@ -141,12 +141,19 @@ class RowFile:
     """The rows of one client in a file: a line of JSON that says what they are, then each image's digest and rows."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file at ``path`` with the images that it has now; others may be appended later."""
-        begin = header(path)
-        about = json.loads(begin)
-        self.client = str(about["client"])
-        """The client's name."""
-        self._form = RowFormat(about["codecs"], about["views"], about["features"])
+        """Map the file at ``path`` with the images that it has now; others may be appended later.
+
+        Raises `ValueError` for a file that does not begin as one of rows does.
+        """
+        begin, self.path = header(path), path
+        try:
+            self.about: dict[str, Any] = json.loads(begin)
+            """What the rows are, and whose."""
+            self.client = str(self.about["client"])
+            """The client's name."""
+            self._form = RowFormat(*(self.about[key] for key in ("codecs", "views", "features")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged, or no file of rows; copy it again") from error
         record = DIGEST_BYTES + self._form.size
         self.images = (path.stat().st_size - len(begin)) // record
         """How many images it has rows of."""
@@ -163,22 +170,19 @@ class RowFile:
         return self._digests.tobytes()
 
     @classmethod
-    def made(
-        cls,
-        path: Path,
-        form: RowFormat,
-        about: Mapping[str, Any],
-        digests: Sequence[str],
-        packed: Iterable[Tensor],
-    ) -> "RowFile":
-        """Return the file at ``path``; if there is none of the same images and rows, write it first.
+    def find(cls, path: Path, begin: bytes, digests: Sequence[str]) -> "RowFile | None":
+        """Return the file at ``path`` if it has this `first_line` and the rows of these images; else None."""
+        if path.exists() and header(path) == begin:
+            file = cls(path)
+            return file if file.digests.hex() == "".join(digests) else None
+        return None
 
-        Rows of the same image are equal in files with the same ``form`` and ``about``. ``packed`` yields the bytes of
-        some images at a time, and is read only if the file is written, whole or not at all.
-        """
-        begin, named = first_line(form, about), BytesIO(bytes.fromhex("".join(digests)))
-        if path.exists() and header(path) == begin and cls(path).digests == named.getvalue():
-            return cls(path)
+    @classmethod
+    def write(
+        cls, path: Path, begin: bytes, digests: Sequence[str], packed: Iterable[Tensor]
+    ) -> "RowFile":
+        """Write a file, whole or not at all, and return it; ``packed`` yields the bytes of some images at a time."""
+        named = BytesIO(bytes.fromhex("".join(digests)))
         parts = (records(named.read(DIGEST_BYTES * len(some)), some) for some in packed)
         path.parent.mkdir(exist_ok=True)
         write_whole(path, lambda file: file.writelines(chain([begin], parts)), private=True)

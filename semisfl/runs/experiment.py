@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.cluster.ranks import launch
+from semisfl.fleet.frozen import collected
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
 from semisfl.methods.probe import Probe, fit_head
@@ -151,6 +153,7 @@ FLEETS = {
     ("cluster", "trained"): "semisfl.fleet.cluster.cluster_fleet:ClusterFleet",
     ("local", "frozen"): "semisfl.fleet.frozen:FrozenFleet",
     ("network", "frozen"): "semisfl.net.server.frozen:FrozenNetworkFleet",
+    ("cluster", "frozen"): "semisfl.fleet.cluster.encoding:FrozenClusterFleet",
 }
 """The class of each kind of fleet, by ``fleet.kind`` and ``clients.bottom``, made of a `FleetSetup`. Imported when chosen: a simulation needs no network packages."""
 
@@ -159,11 +162,6 @@ def make_clients(setup: FleetSetup) -> Fleet:
     """Return the fleet that the configuration names: by where the clients live, and by whether they train."""
     config = setup.config
     kind, bottom = config.fleet.kind, config.clients.bottom
-    if (kind, bottom) not in FLEETS:
-        raise ConfigError(
-            f"clients.bottom = {bottom!r} with fleet.kind = {kind!r} is not possible yet; use `semisfl run` in one "
-            "process, or set clients.bottom = 'trained'"
-        )
     follows = any(getattr(own, "client_teacher", None) == "ema" for own in config.own_sections)
     if bottom == "frozen" and follows:
         log.info("client_teacher = 'ema' has no effect: with clients.bottom = 'frozen' none moves")
@@ -189,11 +187,14 @@ def fleet_setup(
     """
     elsewhere = config.fleet.kind == "network"
     check_partition(config, partition, data)
-    classes = len(data.classes)
+    classes, images, labels, shards = len(data.classes), data.images, data.labels, partition.clients
+    if config.data.features is not None:
+        # Of the images whose rows are there, not even the labels are known.
+        shards = tuple(np.arange(file.images) for file in collected(config))
+        images, labels = images[:0], torch.full((max(map(len, shards)),), -1)
     if not elsewhere:
         # All clients of a step have batches of one size.
-        most = max(map(len, partition.clients))
-        config = cap_batch(config, most)
+        config = cap_batch(config, max(map(len, shards)))
     return FleetSetup(
         config,
         build_model(config, data.shape, classes, model).to(hardware.device),
@@ -202,9 +203,9 @@ def fleet_setup(
         classes,
         data.mean,
         data.std,
-        images=None if elsewhere else data.images.to(hardware.device),
-        labels=None if elsewhere else data.labels.to(hardware.device),
-        shards=partition.clients,
+        images=None if elsewhere else images.to(hardware.device),
+        labels=None if elsewhere else labels.to(hardware.device),
+        shards=shards,
         network=network,
         stop=stop or StopFlag(),
     )

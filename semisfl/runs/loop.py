@@ -271,11 +271,13 @@ class Rounds:
     def _undo(self, why: str) -> None:
         """Go back to the state before the round. The bytes of the attempt were sent all the same."""
         log.warning("%s", why)
-        sent = self._experiment.fleet.traffic.since(self._sent_before)
-        self._undone += sent
-        self._repeated += sent.total()
+        traffic = self._experiment.fleet.traffic
+        sent = traffic.since(self._sent_before)
         self._experiment.fleet.held_back.take()  # of the attempt that does not count
         self._experiment.undo_round(self._before)
+        self._undone += sent
+        # What is sent once in a run, the rows of a frozen bottom, stays sent.
+        self._repeated += (sent - traffic.since(self._sent_before)).total()
 
     # --- between two rounds ------------------------------------------------------------------------
 

@@ -115,7 +115,8 @@ def describe(
     if len(partition.validation):
         judged = chosen(data, partition.validation)
     settings = config.model_dump(mode="json")
-    settings["data"]["name"] = data.name
+    features = config.data.features
+    settings["data"] |= {"name": data.name, "features": features and Path(features).name}
     settings["model"].pop("layers")
     if settings["model"]["weights"] is not None:
         settings["model"] |= {

@@ -66,7 +66,7 @@ def check_partition(config: Config, partition: Partition, data: Dataset) -> None
     Each image may have one place: labelled, for validation, or of one client. Labelled images need known labels of at
     least two classes; a class without one is a warning. Devices bring their own images.
     """
-    simulated = config.fleet.kind != "network"
+    simulated = config.fleet.kind != "network" and config.data.features is None
     if simulated and len(partition.clients) != config.clients.total:
         raise ConfigError(
             f"the data has {plural(len(partition.clients), 'client')} but clients.total = {config.clients.total}; "
@@ -130,14 +130,16 @@ def divide(config: Config, data: Dataset) -> Partition:
     if config.data.validation is not None:
         validation = partitions.set_aside(data, config.data.validation, config.seed)
     if config.fleet.kind == "network":
-        if config.data.unlabeled is not None:
-            raise ConfigError(
-                f"data.unlabeled = {config.data.unlabeled!r} is for simulated clients; devices bring their "
-                "own images: leave it out"
-            )
+        for key in ("unlabeled", "features"):
+            if (place := getattr(config.data, key)) is not None:
+                raise ConfigError(
+                    f"data.{key} = {place!r} is for simulated clients; devices bring their own images: leave it out"
+                )
         # The clients have images of their own: all that is here is the server's.
         known = np.setdiff1d(np.flatnonzero(data.labels.numpy() >= 0), validation)
         return Partition(known, (), validation)
+    if config.data.features is not None:
+        return partitions.server_alone(data, config.data.labeled, config.seed, validation)
     kind = config.data.partition.kind
     if kind == "own":
         raise ConfigError(

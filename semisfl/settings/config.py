@@ -119,6 +119,13 @@ class Config(OpenSection):
             )
         if lines := self.policy.about_uploads(self.clients.bottom):
             raise ValueError(lines[0])
+        if self.data.features is not None and (
+            self.clients.bottom != "frozen" or self.data.unlabeled is not None
+        ):
+            raise ValueError(
+                f"data.features = {self.data.features!r} needs clients.bottom = 'frozen' and no data.unlabeled; set these "
+                "so, or leave data.features out"
+            )
         if self.optimizer.lr_min > self.optimizer.lr:
             raise ValueError(
                 f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}; "

@@ -16,6 +16,8 @@ from semisfl.settings.sections import ConfigError, LabeledView, Section
 
 CUSTOM = "custom"
 """The name of a model that the user describes by its layers."""
+MOST_ACTIVE = 32
+"""Clients with a frozen bottom that are active in a round by default."""
 CODE = "code"
 """The name of a model that was given to `train` as code, and that no layers describe; a digest follows it."""
 
@@ -65,6 +67,10 @@ class DataConfig(Section):
         None,
         description="another data set for the clients' images, named like name; none: the rest of name",
     )
+    features: str | None = Field(
+        None,
+        description="a folder of rows that clients with a frozen bottom have sent, one file per client: the folder features of another run or server; none: the clients encode their images",
+    )
     validation: float | None = Field(
         None,
         gt=0,
@@ -84,7 +90,9 @@ class ClientsConfig(Section):
 
     total: int = Field(10, ge=1, description="clients, N")
     active: int = Field(
-        5, ge=1, description="clients that take part in a round, drawn at random, |V_h|"
+        5,
+        ge=1,
+        description="clients that take part in a round, drawn at random, |V_h|; of a frozen bottom, if not set: all, up to 32",
     )
     batch: int = Field(64, ge=1, description="unlabelled images per client and step, B_u")
     steps: int = Field(50, ge=1, description="cross-entity (or local) steps per round, K_u")
@@ -103,6 +111,15 @@ class ClientsConfig(Section):
     strong_views: int = Field(
         4, ge=1, le=64, description="strong views that a frozen bottom encodes of each image"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_active(cls, values: Any) -> Any:
+        """Let all clients with a frozen bottom, up to `MOST_ACTIVE`, be in each step: their rows are there anyway."""
+        if not isinstance(values, dict) or values.get("bottom") != "frozen" or "active" in values:
+            return values
+        total = values.get("total", cls.model_fields["total"].default)
+        return {"active": min(total, MOST_ACTIVE) if isinstance(total, int) else 1, **values}
 
     @property
     def views(self) -> dict[str, int]:

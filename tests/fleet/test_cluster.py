@@ -71,6 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fl2": {"model": {"layers": BATCHNORM}},
     "fedmatch": {},
     "fedmatch, coded": {"wire": {"models": "fp16"}},
+    "semisfl, frozen": {"clients": {"bottom": "frozen"}, "wire": {"student_features": "int8"}},
 }
 
 
@@ -80,6 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
         *((case, "two ranks") for case in CASES),
         ("semisfl", "four ranks"),
         ("fedmatch", "four ranks"),
+        ("semisfl, frozen", "four ranks"),
     ],
 )
 def test_a_run_is_that_of_one_process_to_the_last_bit(
@@ -88,10 +90,14 @@ def test_a_run_is_that_of_one_process_to_the_last_bit(
     """With four ranks, rank 0 has no client."""
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     method = case.partition(",")[0]
-    config = tiny(5, method=method, rounds=2, clients={"active": 3}, **CASES[case])
+    changes = dict(CASES[case])
+    clients = {"active": 3, **changes.pop("clients", {})}
+    config = tiny(5, method=method, rounds=2, clients=clients, **changes)
     result = []
     for kind in ("local", ranks):
         with FLEETS[kind](config) as fixture:
+            # A client's images are then encoded by several ranks, and the rows are the same.
+            monkeypatch.setattr("semisfl.fleet.frozen.TOGETHER", 128 if kind == "local" else 5)
             rows = but_for_time(run_rounds(fixture.experiment).rounds)
             counts = dict(fixture.experiment.fleet.traffic.counts)
             result.append((rows, counts, weights(fixture.experiment)))

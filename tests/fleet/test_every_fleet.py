@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.fleet.base import SplitRound, mean_state
+from semisfl.fleet.base import Fleet, SplitRound, mean_state
 from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
+from semisfl.fleet.cluster.encoding import FrozenClusterFleet
 from semisfl.fleet.setup import FleetSetup
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.semifl import settings as semifl_settings
@@ -73,8 +74,9 @@ def on_ranks(config: Config, count: int) -> Iterator[Fixture]:
     data, partition = toy_data(config.clients.total)
     ranks = rank_process.there()
 
-    def make(setup: FleetSetup) -> ClusterFleet:
-        return ClusterFleet(setup, ranks.start(count))
+    def make(setup: FleetSetup) -> Fleet:
+        frozen = config.clients.bottom == "frozen"
+        return (FrozenClusterFleet if frozen else ClusterFleet)(setup, ranks.start(count))
 
     experiment = assemble(config, data, partition, device="cpu", make_fleet=make)
     experiment.fleet.open(None)

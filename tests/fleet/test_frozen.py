@@ -1,6 +1,8 @@
 """Clients with a frozen bottom encode their images once; rounds draw from the rows they left."""
 
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from semisfl import seeds
 from semisfl.data import augment
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.fixed_views import content_digest
+from semisfl.data.partition import Partition
 from semisfl.data.positions import draw_positions
 from semisfl.engine.weights import State
 from semisfl.fleet.base import SplitRound, draw_active
@@ -21,7 +24,7 @@ from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.fleet.consent import objections
 from semisfl.fleet.frozen import FOLDER, FrozenFleet
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.fleet.rows import Encoder
+from semisfl.fleet.rows import Encoder, RowFile
 from semisfl.metrics import RoundMetrics
 from semisfl.models.build import build_model
 from semisfl.models.layers import named_layers
@@ -33,6 +36,7 @@ from semisfl.settings import presets
 from semisfl.settings.config import Config, ConfigError, override, parse
 from semisfl.settings.policy import PolicyBreach, read_policy, row_bits
 from tests.net.harness import BATCHNORM, tiny, toy_data
+from tests.toy import but_for_time
 from tests.twin import PlainTwin, largest_difference
 
 VIEWS = {"weak": 2, "strong": 3}
@@ -162,18 +166,17 @@ def test_the_bottom_goes_down_once_and_the_rows_come_up_once(method: str) -> Non
     wire = {"student_features": "int8", "teacher_features": "fp16", "models": "bf16"}
     config = frozen(3, method=method, rounds=6, clients={"active": 2}, wire=wire)
     experiment, fleet = here(config)
-    model = build_model(config, (1, 16, 16), 4)
-    seen: set[int] = set()
+    model, before = build_model(config, (1, 16, 16), 4), experiment.state_dict()
     for index in range(config.rounds):
         experiment.method.round(index)
-        seen |= set(plan(config, {}, index).active)
         images, d = 12, model.features
         up = images * (VIEWS["weak"] * 2 * d + VIEWS["strong"] * (d + 4))
         down = state_bytes(model.bottom.state_dict(), "bf16")
-        expected = {("model", "down", client): down for client in seen}
-        expected |= {("features", "up", client): up for client in seen}
+        expected = {("model", "down", client): down for client in range(3)}
+        expected |= {("features", "up", client): up for client in range(3)}
         assert dict(fleet.traffic.counts) == expected
-    assert seen == {0, 1, 2}
+    experiment.undo_round(before)
+    assert dict(fleet.traffic.counts) == expected, "what was sent is sent"
     fleet.close(finished=True)
 
 
@@ -246,6 +249,102 @@ def test_rows_of_other_settings_are_not_used(tmp_path: Path) -> None:
     other, _ = rows(frozen(data={"augment": {"cutout": 8}}))
     assert not torch.equal(first, other)
     assert all(file.suffix == ".rows" for file in (tmp_path / FOLDER).iterdir())
+
+
+# --- rows that are there already ------------------------------------------------------------------
+
+
+FOUND = {"clients": {"active": 2}, "wire": {"student_features": "int8"}, "rounds": 3}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of a run's rows, and the metrics of its rounds."""
+    out = tmp_path_factory.mktemp("made") / "run"
+    data, partition = toy_data(3)
+    result = train(frozen(**FOUND), data=data, partition=partition, device="cpu", out=out)
+    return out / FOLDER, but_for_time(result.rounds)
+
+
+def from_rows(folder: Path, *settings: str) -> Config:
+    values = frozen(**FOUND).model_dump(exclude_none=True)
+    labeled = len(toy_data(3)[1].labeled)
+    found = [f"data.features={folder}", f"data.labeled={labeled}"]
+    return parse(override(values, [*found, *settings]))
+
+
+def test_rows_train_the_run_that_made_them_without_its_images(
+    made: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    data, partition = toy_data(3)
+    own = {"data": data, "partition": Partition(partition.labeled, ()), "device": "cpu"}
+    config = from_rows(made[0])
+    whole = train(config, **own)
+    rounds = but_for_time(whole.rounds)
+    for known, mine in zip(made[1], rounds, strict=True):
+        unknown = {"impurity", "coverage_by_class"}
+        assert unknown <= known.keys() and not unknown & mine.keys()
+        assert mine == {key: value for key, value in known.items() if key not in unknown}
+    out = tmp_path / "parts"
+    train(config, **own, out=out, callbacks=[StopAfterOne()])
+    assert but_for_time(resume(out, **own).rounds) == rounds
+    assert not (out / FOLDER).exists()
+
+
+def test_a_resumed_run_wants_the_rows_it_began_with(
+    made: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    data, partition = toy_data(3)
+    own = {"data": data, "partition": Partition(partition.labeled, ()), "device": "cpu"}
+    folder, out = tmp_path / "rows", tmp_path / "run"
+    shutil.copytree(made[0], folder)
+    train(from_rows(folder), **own, out=out, callbacks=[StopAfterOne()])
+    file = RowFile(folder / "1.rows")
+    (folder / "1.rows").write_bytes(file.path.read_bytes()[: -(file.bytes // file.images + 16)])
+    with pytest.raises(ConfigError, match=r"1\.rows are not those that the run began with"):
+        resume(out, **own)
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("clients.weak_views=1", "clients.weak_views"),
+        ("wire.student_features=fp16", "wire.student_features"),
+        ("seed=7", "seed"),
+        ("clients.total=2", r"set clients\.total = 3"),
+        ("model.cut=1", "model.cut"),
+    ],
+)
+def test_rows_of_another_run_are_refused_with_the_setting(
+    made: tuple[Path, list[dict[str, Any]]], setting: str, named: str, tmp_path: Path
+) -> None:
+    data, partition = toy_data(3)
+    own = Partition(partition.labeled, ())
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match=rf"(0\.rows|features).*{named}"):
+        train(from_rows(made[0], setting), data=data, partition=own, device="cpu", out=out)
+    assert not out.exists()
+
+
+def test_rows_with_another_normalisation_and_damaged_rows_are_refused(
+    made: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    data, partition = toy_data(3)
+    own, folder = Partition(partition.labeled, ()), tmp_path / "rows"
+    with pytest.raises(ConfigError, match=r"normalised by.*model\.weights"):
+        train(from_rows(made[0]), data=replace(data, mean=(0.1,)), partition=own, device="cpu")
+    for size, complaint in ((40, "damaged"), (3000, "copy it again"), (0, "damaged")):
+        shutil.copytree(made[0], folder, dirs_exist_ok=True)
+        (folder / "2.rows").write_bytes((folder / "2.rows").read_bytes()[:size])
+        with pytest.raises(ValueError, match=rf"2\.rows.*{complaint}"):
+            train(from_rows(folder), data=data, partition=own, device="cpu")
+
+
+def test_all_clients_up_to_32_are_active_unless_a_number_is_set() -> None:
+    for total, active in ((3, 3), (40, 32)):
+        clients = {"bottom": "frozen", "total": total}
+        assert parse({"clients": clients}).clients.active == active
+        assert parse({"clients": {**clients, "active": 2}}).clients.active == 2
 
 
 # --- the plain twin --------------------------------------------------------------------------------
@@ -338,11 +437,6 @@ def test_the_digits_are_learned_over_a_random_frozen_bottom() -> None:
 def test_whole_model_methods_say_why_they_cannot(method: str) -> None:
     with pytest.raises(ConfigError, match="split method"):
         frozen(method=method)
-
-
-def test_only_a_simulation_in_one_process_has_frozen_bottoms_yet() -> None:
-    with pytest.raises(ConfigError, match=r"fleet\.kind"):
-        assemble(frozen().in_fleet("cluster"), *toy_data(3), device="cpu")
 
 
 def test_all_views_of_an_image_and_nothing_else_count_against_its_quotas() -> None:

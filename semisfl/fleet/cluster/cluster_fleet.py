@@ -6,7 +6,6 @@ process: on CPUs with one thread to the last bit (with more, `Streams.a_core_eac
 client several). A lost rank ends all of them; torchrun's restart goes on from the last checkpoint.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +17,11 @@ from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, Sp
 from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.cluster import plans
-from semisfl.fleet.cluster.ranks import RankLost, Ranks, Transfer, launch
+from semisfl.fleet.cluster.crew import Crew
+from semisfl.fleet.cluster.ranks import Ranks, Transfer
 from semisfl.fleet.local import Simulation, as_states
 from semisfl.fleet.packing import room_for, unpack
 from semisfl.fleet.setup import FleetSetup
-from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 
 
@@ -38,17 +37,9 @@ class ClusterFleet(Simulation):
 
     def __init__(self, setup: FleetSetup, ranks: Ranks | None = None) -> None:
         """Join torchrun's ranks, unless ``ranks`` is passed."""
-        if ranks is None and launch() is None:
-            raise ConfigError(
-                "fleet.kind = 'cluster' needs the ranks of torchrun: start it with "
-                "torchrun --nproc-per-node N -m semisfl run ..., or use fleet.kind = local"
-            )
-        self._setup, self.block = setup, ClientBlock(setup)
+        self._crew = Crew(setup, ranks)
+        self._setup, self.block, self._ranks = setup, ClientBlock(setup), self._crew.ranks
         super().__init__(self.block)
-        self._joined = ranks is None
-        self._ranks = ranks or Ranks.join(setup.hardware.device)
-        assert self._ranks.rank == 0, "the other ranks obey this one"
-        self._closed = False
         self._plan: SplitRound | None = None
         self._step = 0
         self._coming: Transfer | None = None
@@ -60,24 +51,11 @@ class ClusterFleet(Simulation):
 
     def open(self, directory: Path | None) -> None:
         """Let every rank load its images; raise `ConfigError` if a rank cannot, or if its images differ from rank 0's."""
-        self._ranks.send_command(
-            "begin", config=self._setup.config.model_dump(mode="json"), images=self._setup.digest()
-        )
-        for rank in self._ranks.others:
-            if problem := self._ranks.reply_of(rank).get("problem"):
-                raise ConfigError(f"rank {rank}: {problem}")
+        self._crew.begin()
 
     def close(self, finished: bool) -> None:
         """End the other ranks too. Ignore a lost rank."""
-        if self._closed:
-            return
-        self._closed = True
-        if not self._ranks.lost:
-            with suppress(RankLost):
-                self._drop_late_messages()
-                self._ranks.send_command("end")
-        if self._joined:
-            self._ranks.leave()
+        self._crew.end(self._drop_late_messages)
 
     def _drop_late_messages(self) -> None:
         """Receive and drop what the other ranks still send for an abandoned round."""

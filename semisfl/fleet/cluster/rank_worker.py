@@ -8,8 +8,9 @@ import torch
 from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.cluster import plans
 from semisfl.fleet.cluster.ranks import Ranks
+from semisfl.fleet.frozen import EncodingClients
 from semisfl.fleet.local import as_states
-from semisfl.fleet.packing import outline, pack
+from semisfl.fleet.packing import outline, pack, room_for, unpack
 from semisfl.fleet.setup import FleetSetup
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
@@ -20,7 +21,8 @@ class RankWorker:
     """One rank's side of a run: it obeys rank 0 from ``begin`` to ``end``.
 
     Commands are ``begin`` (load images), ``split`` (begin a split round and send features), ``backward``
-    (take a step and send the next features), ``finish`` (send bottoms) and ``train`` (a full-model round).
+    (take a step and send the next features), ``finish`` (send bottoms) and ``train`` (a full-model round). With a frozen
+    bottom they are ``bottom`` (load its weights) and ``encode`` (send the rows of some images).
     """
 
     def __init__(self, ranks: Ranks, prepare: Callable[[Config], FleetSetup]) -> None:
@@ -32,6 +34,8 @@ class RankWorker:
             "backward": self._backward,
             "finish": self._finish,
             "train": self._train,
+            "bottom": self._load_bottom,
+            "encode": self._encode,
         }
 
     def serve(self) -> None:
@@ -53,7 +57,10 @@ class RankWorker:
         except (ValueError, OSError, ImportError) as error:
             self._ranks.reply(problem=str(error))
             return
-        self._block = ClientBlock(self._setup)
+        if config.clients.bottom == "frozen":
+            self._encoding = EncodingClients(self._setup)
+        else:
+            self._block = ClientBlock(self._setup)
         self._ranks.reply()
 
     # --- a split round ---------------------------------------------------------------------------
@@ -116,3 +123,17 @@ class RankWorker:
             self._ranks.reply(stopped=True)
             return
         plans.send_results(self._ranks, results, self._counts())
+
+    # --- a frozen bottom -------------------------------------------------------------------------
+
+    def _load_bottom(self, message: Mapping[str, Any]) -> None:
+        """Receive the bottom's weights."""
+        room = room_for([message["outline"]], self._ranks.device)
+        self._ranks.broadcast(room)
+        self._encoding.bottom.load_state_dict(unpack([message["outline"]], room)[0])
+
+    def _encode(self, message: Mapping[str, Any]) -> None:
+        """Encode this rank's share of the images, if it has one, and send the rows."""
+        for client, first, digests in message["pieces"][self._ranks.rank :][:1]:
+            rows = self._encoding.encode((client, first, digests))
+            self._ranks.send({0: [rows.contiguous()]}).wait()

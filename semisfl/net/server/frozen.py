@@ -107,14 +107,14 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
     def start_round(self, plan: SplitRound) -> None:
         """Count what devices have sent so far, and draw the round's rows."""
         self.device_log.round = plan.index
-        counts, stored = self.traffic.counts, {}
+        stored = {}
         for name, client in self.roster.index.items():
             if (file := self.store.files.get(name)) is not None:
-                # Set and not added: rows count once, also if the round is repeated or the run resumed.
+                # Rows count once, also if the round is repeated or the run resumed.
                 up, down = self.roster.before.get(client, (0, 0))
-                counts["features", "up", client] = up + file.bytes
+                self.traffic.send_once("features", "up", client, up + file.bytes)
                 times = max(1, self.store.downloads[name])
-                counts["model", "down", client] = down + times * self._bottom_bytes
+                self.traffic.send_once("model", "down", client, down + times * self._bottom_bytes)
                 stored[client] = Stored(file, self._images.get(name, 0))
         self.draw(plan, stored)
 
