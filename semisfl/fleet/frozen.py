@@ -121,8 +121,8 @@ class StoredRounds:
         raise AssertionError("the configuration refuses whole-model methods for a frozen bottom")
 
 
-Piece = tuple[int, int, list[str]]
-"""Some of a client's images: its index, the place of their first one, and their digests."""
+Piece = tuple[int, str, int, list[str]]
+"""Some of a client's images: its index and its name, the place of their first one, and their digests."""
 
 
 class EncodingClients(ClientsHere):
@@ -144,9 +144,9 @@ class EncodingClients(ClientsHere):
 
     def encode(self, piece: Piece) -> Tensor:
         """Return the packed rows [images, bytes] of some images."""
-        client, first, digests = piece
+        client, name, first, digests = piece
         images = self.images_at(client, first, len(digests))
-        return self.form.pack(self._encoder.rows(images, str(client), digests).tensors)
+        return self.form.pack(self._encoder.rows(images, name, digests).tensors)
 
 
 class FrozenFleet(StoredRounds, Simulation):
@@ -219,27 +219,28 @@ class FrozenFleet(StoredRounds, Simulation):
         """Return every client's file; images are encoded unless an earlier process did, with the same settings."""
         begun, weights = time.perf_counter(), roundtrip_state(bottom, self.config.wire.models)
         self.clients.bottom.load_state_dict(weights)
-        files, pieces = dict[int, RowFile](), list[Piece]()
-        about = self.about(weights)
-        lines, digests = list[bytes](), list[list[str]]()
-        for client, name in self.members().items():
-            digests.append(
-                [content_digest(image) for image in self.clients.images_at(client).cpu()]
-            )
-            lines.append(first_line(self._form, {"client": name, **about}))
-            if file := RowFile.find(self._path(client), lines[-1], digests[-1]):
+        about, names = self.about(weights), self.members()
+        files: dict[int, RowFile] = {}
+        missing: dict[int, tuple[bytes, list[str]]] = {}
+        for client, name in names.items():
+            line = first_line(self._form, {"client": name, **about})
+            digests = [content_digest(image) for image in self.clients.images_at(client).cpu()]
+            if (file := RowFile.find(self._path(client), line, digests)) is not None:
                 files[client] = file
-                continue
-            for first in range(0, len(digests[-1]), TOGETHER):
-                pieces.append((client, first, digests[-1][first : first + TOGETHER]))
-        parts = zip(pieces, self._rows(pieces), strict=True)
-        for client, of_client in groupby(parts, lambda part: part[0][0]):
-            packed = (rows for _, rows in of_client)
-            files[client] = RowFile.write(
-                self._path(client), lines[client], digests[client], packed
-            )
+            else:
+                missing[client] = line, digests
+        pieces = [
+            (client, names[client], first, digests[first : first + TOGETHER])
+            for client, (_, digests) in missing.items()
+            for first in range(0, len(digests), TOGETHER)
+        ]
+        # Strict, so that `_rows` runs to its end, behind the last piece.
+        encoded = zip(pieces, self._rows(pieces), strict=True)
+        for client, parts in groupby(encoded, lambda part: part[0][0]):
+            rows = (packed for _, packed in parts)
+            files[client] = RowFile.write(self._path(client), *missing[client], rows)
         if pieces:
-            images, seconds = sum(len(piece[2]) for piece in pieces), time.perf_counter() - begun
+            images, seconds = sum(len(piece[-1]) for piece in pieces), time.perf_counter() - begun
             log.info("%s encoded in %.1f s", plural(images, "image"), seconds)
         return [files[client] for client in sorted(files)]
 

@@ -51,7 +51,7 @@ class FrozenClusterFleet(FrozenFleet):
             size, device = self._form.size, ranks.device
             arriving = {
                 rank: [torch.empty(len(digests), size, dtype=torch.uint8, device=device)]
-                for rank, (_, _, digests) in enumerate(shares)
+                for rank, (*_, digests) in enumerate(shares)
                 if rank > 0
             }
             transfer = ranks.receive(arriving)

@@ -134,6 +134,6 @@ class RankWorker:
 
     def _encode(self, message: Mapping[str, Any]) -> None:
         """Encode this rank's share of the images, if it has one, and send the rows."""
-        for client, first, digests in message["pieces"][self._ranks.rank :][:1]:
-            rows = self._encoding.encode((client, first, digests))
+        for piece in message["pieces"][self._ranks.rank :][:1]:
+            rows = self._encoding.encode(piece)
             self._ranks.send({0: [rows.contiguous()]}).wait()
