@@ -6,6 +6,8 @@ process: on CPUs with one thread to the last bit (with more, `Streams.a_core_eac
 client several). A lost rank ends all of them; torchrun's restart goes on from the last checkpoint.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +19,48 @@ from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, Sp
 from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.cluster import plans
-from semisfl.fleet.cluster.crew import Crew
-from semisfl.fleet.cluster.ranks import Ranks, Transfer
+from semisfl.fleet.cluster.ranks import RankLost, Ranks, Transfer, launch
 from semisfl.fleet.local import Simulation, as_states
 from semisfl.fleet.packing import room_for, unpack
 from semisfl.fleet.setup import FleetSetup
+from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
+
+
+class Crew:
+    """The other ranks of torchrun, as rank 0 begins and ends them."""
+
+    def __init__(self, setup: FleetSetup, ranks: Ranks | None = None) -> None:
+        """Join torchrun's ranks, unless ``ranks`` is passed."""
+        if ranks is None and launch() is None:
+            raise ConfigError(
+                "fleet.kind = 'cluster' needs the ranks of torchrun: start it with "
+                "torchrun --nproc-per-node N -m semisfl run ..., or use fleet.kind = local"
+            )
+        self._setup, self._joined, self._ended = setup, ranks is None, False
+        self.ranks = ranks or Ranks.join(setup.hardware.device)
+        assert self.ranks.rank == 0, "the other ranks obey this one"
+
+    def begin(self) -> None:
+        """Let every rank load its images; raise `ConfigError` if a rank cannot, or if its images differ from rank 0's."""
+        self.ranks.send_command(
+            "begin", config=self._setup.config.model_dump(mode="json"), images=self._setup.digest()
+        )
+        for rank in self.ranks.others:
+            if problem := self.ranks.reply_of(rank).get("problem"):
+                raise ConfigError(f"rank {rank}: {problem}")
+
+    def end(self, before: Callable[[], None] = lambda: None) -> None:
+        """End the other ranks after ``before``, once. Ignore a lost rank."""
+        if self._ended:
+            return
+        self._ended = True
+        if not self.ranks.lost:
+            with suppress(RankLost):
+                before()
+                self.ranks.send_command("end")
+        if self._joined:
+            self.ranks.leave()
 
 
 class ClusterFleet(Simulation):

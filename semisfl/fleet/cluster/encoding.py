@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from semisfl.fleet.cluster.crew import Crew
+from semisfl.fleet.cluster.cluster_fleet import Crew
 from semisfl.fleet.cluster.ranks import Ranks
 from semisfl.fleet.frozen import FrozenFleet, Piece
 from semisfl.fleet.packing import outline, pack
