@@ -29,7 +29,7 @@ BUDGETS = {
     "net/tls": 435,
     "root": 125,
     "runs": 2103,
-    "settings": 973,
+    "settings": 977,
     "use": 931,
     "watch": 666,
 }

@@ -44,7 +44,7 @@ PRETRAINED_OPTIMIZER: dict[str, Any] = {
     "lr_min": 0.0,
     "weight_decay": 0.02,
 }
-"""The defaults of ``[optimizer]`` if ``model.weights`` is set and neither its kind nor its rate is."""
+"""The defaults of ``[optimizer]`` if ``model.weights`` is set and the optimiser's kind is not."""
 ALL_KEYS = "`semisfl show digits` lists all keys"
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 _SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
@@ -177,7 +177,7 @@ def _pretrained_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     )
     if side and data.get("size") in (None, "none"):
         changed["data"] = {**data, "size": side}
-    unset = isinstance(optimizer, Mapping) and not {"kind", "lr"} & optimizer.keys()
+    unset = isinstance(optimizer, Mapping) and "kind" not in optimizer
     if unset and model.get("weights") not in (None, "none"):
         changed["optimizer"] = {**PRETRAINED_OPTIMIZER, **optimizer}
     return changed

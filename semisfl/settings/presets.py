@@ -300,6 +300,15 @@ def limit_influence(values: Values) -> Values:
 
 def complete(name: str, values: Values) -> Values:
     """Return the values of preset ``name``, changed by a user, with what the preset chooses by the other values."""
+    before, weights = values_of(name), values.get("model", {}).get("weights", "none")
+    rates = values.get("optimizer")
+    if (
+        weights != "none"
+        and rates == before.get("optimizer")
+        and weights not in before["model"].values()
+    ):
+        # The preset's rates are for random weights; trained ones have defaults of their own.
+        values = {key: value for key, value in values.items() if key != "optimizer"}
     own = name.split("+")[0] in ("images", "photos")
     return limit_influence(values) if own else values
 

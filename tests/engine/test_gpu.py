@@ -125,7 +125,7 @@ def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -
     def stop(row: dict[str, Any]) -> None:
         half.stop.requested = row["round"] == 2
 
-    assert run_rounds(half, directory, sinks=[Observed(stop)]).stopped
+    assert run_rounds(half, directory, callbacks=[Observed(stop)]).stopped
     directory.unlock()
     resume(tmp_path / "half", data=data, device="cuda")
     states = [checkpoint.read(tmp_path / name / "latest.safetensors") for name in ("whole", "half")]

@@ -262,3 +262,16 @@ def test_seeds_that_no_float_holds_are_kept_to_the_last_digit(tmp_path: Path) ->
     train(begun, out=tmp_path / "run", stop=stop, observe=lambda row: stop.request(), **how)
     resumed = resume(tmp_path / "run", **how)
     assert resumed.history["loss_supervised"] == losses[0]
+
+
+@pytest.mark.parametrize("name", ["images", "photos", "digits"])
+def test_weights_bring_rates_in_place_of_a_presets(name: str) -> None:
+    weights = ["model.name=efficientnet-lite0", "model.weights=imagenet", "semisfl.align=client"]
+    for more, lr in ([], 3e-3), (["optimizer.lr=0.001"], 1e-3):
+        values = config.override(presets.values_of(name), [*weights, *more])
+        rates = config.parse(presets.complete(name, values)).optimizer
+        assert (rates.kind, rates.lr, rates.lr_pretrained, rates.lr_min) == ("adamw", lr, 3e-4, 0)
+    plain = config.override(
+        presets.values_of(name), [*weights, "optimizer.kind=sgd", "optimizer.lr=0.01"]
+    )
+    assert config.parse(presets.complete(name, plain)).optimizer.kind == "sgd"
