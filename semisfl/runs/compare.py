@@ -149,9 +149,6 @@ def choose_methods(names: str, values: Mapping[str, Any] | None = None) -> list[
             if (pretrained or name != "probe") and not (frozen and entry.works)
         ]
     chosen = words_of(names)
-    if not chosen:
-        known = ", ".join(catalog.METHODS)
-        raise ConfigError(f"--methods names no method; use all or some of {known}")
     for name in chosen:
         lookup.method(name)
     return chosen

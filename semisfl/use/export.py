@@ -242,11 +242,6 @@ WRITERS: dict[Format, Callable[[Classifier, Part, Path], None]] = {
 }
 
 
-def _run_torch(path: Path, _: Part) -> Runner:
-    runner: Runner = torch.export.load(path).module()
-    return runner
-
-
 def _run_safetensors(path: Path, part: Part) -> Runner:
     model = load(path)
     runners: dict[Part, Runner] = {
@@ -259,7 +254,7 @@ def _run_safetensors(path: Path, part: Part) -> Runner:
 
 RUNNERS: dict[Format, Callable[[Path, Part], Runner]] = {
     "onnx": lambda path, _: onnx_file.File(path),
-    "torch": _run_torch,
+    "torch": lambda path, _: torch.export.load(path).module(),
     "safetensors": _run_safetensors,
 }
 

@@ -98,6 +98,8 @@ def _about_model(model: Classifier) -> str:
     about = model.description
     channels, height, width = about.shape
     names = ", ".join(map(_class, about.classes))
+    origin = about.settings.get("model", {}).get("origin")  # the weights' source and licence
+    began = f"- began with weights of {_class(origin)}\n" if origin else ""
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (about.mean, about.std))
     return (
         f"An image classifier of {len(about.classes)} classes: {names}.\n\n"
@@ -109,17 +111,11 @@ def _about_model(model: Classifier) -> str:
         f"{LARGE / 1e6:.1f} million pixels is decoded at a fraction of its size first, which changes answers a little\n"
         f"- output: class probabilities [n, {len(about.classes)}], in the order above\n"
         f"- cut: the bottom gives {model.network.features} features per image\n"
-        f"{_origin(about)}"
+        f"{began}"
         f"- network: the {about.network} of a run of {lookup.title_of(about.method)} (`{about.method}`), "
         f"semisfl {about.version}\n"
         f"- hash of classes and weights: `{model.digest}`"
     )
-
-
-def _origin(about: Description) -> str:
-    """Return the source and the licence of the weights that the run began with, if they are known."""
-    origin = about.settings.get("model", {}).get("origin")
-    return f"- began with weights of {_class(origin)}\n" if origin else ""
 
 
 def _data(about: Description) -> str:
