@@ -713,7 +713,10 @@ def _field() -> Exhibit:
                 column=column,
                 preset=preset,
                 method=method,
-                changes=(*data, *skew, *((f"clients.steps={steps}",) if skew else ())),
+                changes=(
+                    *(*data, *skew, *((f"clients.steps={steps}",) if skew else ())),
+                    *(("optimizer.keep_momentum=true",) if method == "fl2" else ()),
+                ),
                 paper=Value(mean, deviation / 3**0.5, derived=True) if published else None,
                 rounds=800,
             )

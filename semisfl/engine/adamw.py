@@ -89,8 +89,3 @@ class AdamW(SGD):
     def state_dict(self) -> dict[str, Any]:
         """Return the moments and the numbers of steps, which a checkpoint holds."""
         return {"moments": [*self._first, *self._second, *self._steps, self._step]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy what `state_dict` returned into the buffers, which captured steps read."""
-        for mine, theirs in zip(self.state_dict()["moments"], state["moments"], strict=True):
-            mine.copy_(theirs)

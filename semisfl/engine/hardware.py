@@ -62,7 +62,7 @@ class Hardware:
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:
             # Only then: the call imports torch's compiler, which takes seconds.
             torch.use_deterministic_algorithms(config.deterministic)
-        self.lasting: list[AdamW] = []
+        self.lasting: list[SGD] = []
         """Optimisers whose moments are part of the run's state, in the order in which they were made."""
         self._fused = cuda and kernels.register_cuda()
         self.streams = Streams(self.device, self.arithmetic)
@@ -111,10 +111,12 @@ class Hardware:
 
     def optimizer(self, parameters: Iterable[Tensor], config: OptimizerConfig) -> SGD:
         """Return the server's optimiser of ``parameters``; moments that live across rounds are added to ``lasting``."""
-        if config.kind == "sgd":
-            return self.sgd(parameters, config)
-        self.lasting.append(AdamW(parameters, config))
-        return self.lasting[-1]
+        adamw = config.kind == "adamw"
+        made = AdamW(parameters, config) if adamw else self.sgd(parameters, config)
+        if adamw or config.keep_momentum:
+            made.lasting = True
+            self.lasting.append(made)
+        return made
 
     def meter(self) -> Meter:
         """Return sums over the steps of a round."""

@@ -25,6 +25,9 @@ class HostShelf:
         self._lent.clear()
         self._kept[name] = Unchanging({key: _on_host(tensor) for key, tensor in state.items()})
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
+
     def get(self, name: str) -> State:
         """Return the state on the device. Calls before the next `put` return the same tensors."""
         if name not in self._lent:

@@ -5,7 +5,7 @@ Parameters come in two kinds. *Plain* ones are stepped by PyTorch's fused operat
 during the backward pass, or all in one launch from gradients copied side by side.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress, groupby, pairwise
 from typing import Any
@@ -32,6 +32,9 @@ class SGD:
     On a GPU and with ``streams`` each is stepped as soon as its gradient is there, on the side
     stream, while the backward pass goes on.
     """
+
+    lasting = False
+    """Whether `restart` keeps the momentum, which is then part of the run's state."""
 
     def __init__(
         self,
@@ -80,10 +83,19 @@ class SGD:
         return bool(self._copies) and (few or self._homes[0].rows > 1)
 
     def restart(self, lr: float) -> None:
-        """Begin a phase: set the learning rate, and the momentum to zero."""
+        """Begin a phase: set the learning rate, and the momentum to zero unless it is ``lasting``."""
         self.lr.fill_(lr)
-        if self._momenta:
+        if self._momenta and not self.lasting:
             torch._foreach_zero_(self._momenta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments, which a checkpoint holds."""
+        return {"moments": self._momenta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy what `state_dict` returned into the buffers, which captured steps read."""
+        for mine, theirs in zip(self.state_dict()["moments"], state["moments"], strict=True):
+            mine.copy_(theirs)
 
     def descend(
         self,

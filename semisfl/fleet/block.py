@@ -13,6 +13,7 @@ from torch import Tensor
 
 from semisfl import seeds
 from semisfl.data.batches import Views, join_views, split_views
+from semisfl.engine.host import HostShelf
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
@@ -247,6 +248,11 @@ class ClientBlock(ClientsHere):
             self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
 
     # --- a full-model round ----------------------------------------------------------------------
+
+    @property
+    def momenta(self) -> HostShelf:
+        """Return the momentum of each client, if the run keeps it between full-model rounds."""
+        return self._full.momenta
 
     def train(
         self,

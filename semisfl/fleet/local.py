@@ -99,6 +99,15 @@ class LocalFleet(Simulation):
         # Clients whose quotas are used up leave, and a captured step has a fixed number of slots.
         self.capturable = not self._policy.capped
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what clients have used of their quotas, and the momentum that they keep."""
+        momenta = self.block.momenta.state_dict()
+        return super().state_dict() | ({"momenta": momenta} if momenta else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.block.momenta.load_state_dict(state.get("momenta", {}))
+        super().load_state_dict({key: state[key] for key in state if key != "momenta"})
+
     def start_round(self, plan: SplitRound) -> None:
         """Charge the clients' quotas and let the block begin."""
         self.spend(plan.active)

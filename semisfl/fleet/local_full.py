@@ -28,6 +28,7 @@ from semisfl.data.batches import (
 )
 from semisfl.data.positions import draw_batches, draw_passes
 from semisfl.engine.hardware import Hardware
+from semisfl.engine.host import HostShelf
 from semisfl.engine.sgd import SGD
 from semisfl.engine.sums import UNREGULARISED, Regularisers, add_up
 from semisfl.engine.weights import clone, weights_of
@@ -52,6 +53,8 @@ class SlotParts:
     classes: int
     batches: RoundBatches
     traffic: Traffic
+    momenta: HostShelf
+    """With `optimizer.keep_momentum`, each client's momentum after its latest round, by its index as text."""
 
 
 class Slot:
@@ -93,7 +96,7 @@ class Slot:
             seeds.derive(self._config.seed, "dropout", round_plan.index, client)
         )
         for sgd in self._sgd.values():
-            sgd.restart(round_plan.lr * self._config.optimizer.pretrained_share)
+            self._restart(sgd)
         self._received: dict[str, State] = {}
         for name, state in round_plan.held.get(client, {}).items():
             self._received[name] = roundtrip_state(state, self._config.wire.models)
@@ -235,10 +238,23 @@ class Slot:
         if id(model) not in self._sgd:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._sgd[id(model)] = SGD(trained, self._config.optimizer)
-            self._sgd[id(model)].restart(
-                float(self._round.lr) * self._config.optimizer.pretrained_share
-            )
+            self._restart(self._sgd[id(model)])
         self._sgd[id(model)].descend(loss, clip_norm=clip_norm, regularisers=regularisers)
+
+    def _restart(self, sgd: SGD) -> None:
+        """Begin this client's round with the learning rate, and with its momentum if that is kept."""
+        sgd.restart(self._round.lr * self._config.optimizer.pretrained_share)
+        if str(self.client) in self._parts.momenta:
+            sgd.load_state_dict({"moments": self._parts.momenta.get(str(self.client)).values()})
+
+    def keep_momentum(self) -> None:
+        """Store this client's momentum for its next round, if the run keeps it."""
+        if self._config.optimizer.keep_momentum and self.steps:
+            (sgd,) = self._sgd.values()  # of the one model that a client trains
+            moments = enumerate(sgd.state_dict()["moments"])
+            self._parts.momenta.put(
+                str(self.client), {str(place): moment for place, moment in moments}
+            )
 
 
 class FullModelClients:
@@ -257,7 +273,10 @@ class FullModelClients:
     ) -> None:
         assert setup.labels is not None
         self.batches = batches
-        self._parts = SlotParts(setup.model.whole(), setup.labels, setup.classes, batches, traffic)
+        self.momenta = HostShelf(setup.hardware.device)
+        self._parts = SlotParts(
+            *(setup.model.whole(), setup.labels, setup.classes, batches, traffic, self.momenta)
+        )
         self._shards = shards
         self._config, self._hardware, self._stop = setup.config, setup.hardware, setup.stop
         self._slots: list[Slot] = []
@@ -379,6 +398,7 @@ class FullModelClients:
         if not contributes:
             return ClientResult(slot.client, {}, {})
         states, numbers = work.finish(slot)
+        slot.keep_momentum()
         arrived = {}
         for name, state in states.items():
             received = roundtrip_state(state, self._config.wire.models)

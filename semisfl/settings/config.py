@@ -140,7 +140,15 @@ class Config(OpenSection):
         return self.server.labeled_view or own
 
     def in_fleet(self, kind: Literal["local", "network", "cluster"]) -> Self:
-        """Return the same configuration with ``fleet.kind`` = ``kind``: a run is set up once and may live anywhere."""
+        """Return the same configuration with ``fleet.kind`` = ``kind``: a run is set up once and may live anywhere.
+
+        Raises `ConfigError` if clients of this kind would have to keep their momentum between rounds.
+        """
+        if kind != "local" and self.optimizer.keep_momentum:
+            raise ConfigError(
+                "optimizer.keep_momentum = true is for clients in one process: others keep nothing between rounds; "
+                "set it to false"
+            )
         return self.model_copy(update={"fleet": FleetConfig(kind=kind)})
 
     @property

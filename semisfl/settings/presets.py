@@ -202,14 +202,15 @@ def fedmatch_original(values: Values) -> Values:
 
 
 def semifl_original(values: Values) -> Values:
-    """SemiFL's network, rate, batches and epochs as its authors publish them."""
+    """SemiFL's network, rate, batches, epochs and momentum as its authors publish them."""
     labeled = values.get("data", {}).get("labeled", 40)
     batch = 250 if labeled > 1000 else 10
     return {
         "method": "semifl",
-        **{key: value for key, value in field().items() if key not in ("data", "server")},
+        **{key: value for key, value in field().items() if key != "data"},
         "clients": {"total": 100, "active": 10, "batch": 10, "steps": 250, "epochs": 5},
         "server": {"batch": batch, "steps": 5 * -(-labeled // batch)},
+        "optimizer": {"lr": 0.03, "lr_min": 0.0, "keep_momentum": True},
     }
 
 

@@ -239,6 +239,10 @@ class OptimizerConfig(Section):
     momentum: float = Field(
         0.9, ge=0, lt=1, description="Nesterov momentum of SGD, reset each round; 0: plain SGD"
     )
+    keep_momentum: bool = Field(
+        False,
+        description="SGD's momentum lives across rounds instead, on the server and on simulated clients with whole models",
+    )
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of every parameter")
 
     @property

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from semisfl import seeds
+from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
 from semisfl.settings.run import OptimizerConfig
 
@@ -24,19 +25,24 @@ def batch(number: int) -> torch.Tensor:
     return torch.from_numpy(seeds.generator(number, "sgd").normal(size=(5, 2, 4, 4))).float()
 
 
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_equals_a_new_torch_optimiser_each_phase(momentum: float) -> None:
+@pytest.mark.parametrize(("momentum", "kept"), [(0.9, False), (0.0, False), (0.9, True)])
+def test_equals_a_new_torch_optimiser_each_phase(momentum: float, kept: bool) -> None:
+    """Or the same one in all phases, if the momentum is kept."""
     mine, theirs = twins()
-    sgd = SGD(mine.parameters(), OptimizerConfig(momentum=momentum, weight_decay=0.01))
+    config = OptimizerConfig(momentum=momentum, weight_decay=0.01, keep_momentum=kept)
+    sgd = Hardware("cpu").optimizer(mine.parameters(), config)
+    other = None
     for phase, lr in enumerate((0.1, 0.03)):
         sgd.restart(lr)
-        other = torch.optim.SGD(
-            theirs.parameters(),
-            lr=lr,
-            momentum=momentum,
-            nesterov=momentum > 0,
-            weight_decay=0.01,
-        )
+        if other is None or not kept:
+            other = torch.optim.SGD(
+                theirs.parameters(),
+                lr=lr,
+                momentum=momentum,
+                nesterov=momentum > 0,
+                weight_decay=0.01,
+            )
+        other.param_groups[0]["lr"] = lr
         for step in range(4):
             images = batch(10 * phase + step)
             sgd.descend(mine(images).square().mean())

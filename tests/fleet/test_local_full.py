@@ -1,7 +1,9 @@
 """Full-model rounds on a CPU: every client takes its steps at its own pace, and nothing else changes."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from threading import Barrier
 
 import numpy as np
@@ -12,8 +14,11 @@ from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientResult, ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
+from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
+from semisfl.settings.config import ConfigError, parse
 from semisfl.stopping import Stopped
+from tests import toy
 from tests.toy import assemble
 
 STEPS = 500
@@ -147,6 +152,52 @@ def test_a_client_ends_after_its_passes_or_steps(
         Passing(lambda client, step: None), FullRound(0, (0, 1, 2), most, 0.1, {})
     )
     assert tuple(result.numbers["steps"] for result in results) == taken
+
+
+class Descending(Counting):
+    """Take the steps of plain SGD on each client's first images."""
+
+    def start(self, client: ClientRuntime) -> bool:
+        client.model("model").load_state_dict(client.received("model") or {})
+        return super().start(client)
+
+    def step(self, client: ClientRuntime) -> None:
+        model = client.model("model").train()
+        client.descend(model, model(client.batch_of("plain")).square().mean())
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return {"model": client.model("model").state_dict()}, {}
+
+
+def test_a_client_keeps_its_momentum_between_its_rounds_and_across_a_restart(
+    tmp_path: Path,
+) -> None:
+    """As PyTorch's optimiser of each client does that is never made anew; the clients share a slot."""
+    experiment = assemble("semifl", "optimizer.keep_momentum=true", "clients.active=1")
+    sent = experiment.model.state_dict()
+    twins = [copy.deepcopy(experiment.model) for _ in range(2)]
+    optimizers = [toy.sgd(twin, experiment.config, 0.1) for twin in twins]
+    clients = toy.partition(toy.dataset()).clients
+    for index, client in enumerate((0, 1, 0, 1, 0)):
+        if index == 3:
+            checkpoint.write(tmp_path / "latest.safetensors", experiment.state_dict())
+            experiment = assemble("semifl", "optimizer.keep_momentum=true", "clients.active=1")
+            experiment.load_state_dict(checkpoint.read(tmp_path / "latest.safetensors"))
+        plan = FullRound(index, (client,), 3, 0.1, send={"model": sent})
+        (result,) = experiment.fleet.train(Descending(lambda *_: None), plan)
+        twin, optimizer = twins[client], optimizers[client]
+        twin.load_state_dict(sent)
+        image = experiment.normalizer(toy.dataset().images[clients[client][:1]])
+        for _ in range(3):
+            optimizer.zero_grad()
+            twin(image).square().mean().backward()
+            optimizer.step()
+        toy.assert_same(dict(result.states["model"]), twin.state_dict())
+
+
+def test_only_clients_of_one_process_can_keep_their_momentum() -> None:
+    with pytest.raises(ConfigError, match="keep_momentum"):
+        parse({"optimizer": {"keep_momentum": True}}).in_fleet("network")
 
 
 def test_a_stop_ends_every_client_after_its_step() -> None:

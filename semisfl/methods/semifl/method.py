@@ -1,7 +1,7 @@
 """SemiFL: clients train on pseudo-labels that the received global model gives once per round.
 
-It follows its authors' code, with two differences. Momentum restarts each round, the server's too, as in
-every method here. (Their epochs are `clients.epochs`.) The authors recompute the statistics of static
+It follows its authors' code. (Their epochs are `clients.epochs`, and their momentum is kept between rounds,
+`optimizer.keep_momentum`.) One thing differs. The authors recompute the statistics of static
 BatchNorm (sBN) over the data of all clients. Here the server and the clients of the coming round do,
 which costs only the bytes that are counted. Models without BatchNorm skip it.
 """
