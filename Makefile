@@ -99,7 +99,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); torch is large, this takes a few minutes the first time"
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable '.[network,plots]'
+	$(PIP) --editable '.[network,plots,pretrained]'
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "semisfl"
 BUDGETS = {
     "algorithm": 302,
     "attacks": 530,
-    "cli": 1380,
+    "cli": 1384,
     "costs": 757,
     "data": 1460,
     "engine": 733,

@@ -1,10 +1,8 @@
 """Every command of docs/tutorial.md, in its order; each machine is a folder.
 
-`make test` makes everything small; `make test-slow` has the stated sizes. The photographs are those of
-scikit-image where it is installed, else textures made here.
+The photographs are made here. `make test` makes everything small; `make test-slow` has the stated sizes.
 """
 
-import importlib.util
 import re
 import shlex
 import shutil
@@ -17,10 +15,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.settings import config
@@ -30,8 +28,9 @@ from tests.processes import Forked
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LASTING = ("serve", "join", "watch")
 """Commands that go on until they are done or stopped: processes of their own."""
-SMALL = ["data.size=16", "data.labeled=9", "rounds=2", "clients.batch=4", "clients.steps=2"]
-SMALL += ["server.batch=4", "server.steps=4", "model.projection=8", "data.augment.cutout=4"]
+SMALL = ["data.size=32", "data.labeled=9", "rounds=2", "clients.batch=4", "clients.steps=2"]
+SMALL += ["server.batch=4", "server.steps=2", "model.projection=8", "data.augment.cutout=8"]
+KINDS = ("dress", "hat", "t-shirt")
 SECONDS = 600
 PHOTOGRAPHS, PREDICTIONS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
 
@@ -44,33 +43,27 @@ def commands() -> list[tuple[str, list[str]]]:
     return steps
 
 
-def textures() -> ModuleType:
-    """Return three pictures with the names and the size of scikit-image's photographs."""
+def take_photographs(place: Path, many: int) -> None:
+    """Write photographs with the folders of the tutorial's repository: a colour and a pattern for each kind."""
     rng = np.random.default_rng(0)
-    across = np.arange(512) // 4 % 8
-    noise = rng.normal(0, 20, (512, 512))
-    made = {
-        "brick": 120 + 60 * (across == 0)[:, None] + noise,
-        "grass": 120 + 60 * (across < 4)[None, :] + noise,
-        "gravel": 120 + 3 * noise,
-    }
-    module = ModuleType("skimage")
-    pictures = {name: np.clip(one, 0, 255).astype(np.uint8) for name, one in made.items()}
-    module.data = SimpleNamespace(  # type: ignore[attr-defined]
-        **{name: lambda one=one: one for name, one in pictures.items()}
-    )
-    return module
+    for kind, name in enumerate(KINDS):
+        colour, stripes = 40 + 50 * np.eye(3)[kind], 60 * (np.arange(72) // (2 + 3 * kind) % 2)
+        for part, count in (("train", many), ("test", 4), ("validation", 1)):
+            (place / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = colour + stripes[:, None, None] + rng.normal(0, 20, (72, 96, 3))
+                picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+                picture.save(place / part / name / f"{number:03}.jpg")
 
 
 @pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    if importlib.util.find_spec("skimage") is None:
-        monkeypatch.setitem(sys.modules, "skimage", textures())
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int) -> Path:
     (tmp_path / "server").mkdir()
     monkeypatch.chdir(tmp_path / "server")
+    take_photographs(Path("clothing-dataset-small"), many)
     exec(compile(PHOTOGRAPHS, "tutorial.md", "exec"), {})
-    for camera in ("camera-1", "camera-2"):
-        shutil.copytree(Path("photos/clients") / camera, tmp_path / camera / "pictures")
+    for phone in ("phone-1", "phone-2"):
+        shutil.copytree(Path("photos/clients") / phone, tmp_path / phone / "pictures")
     return tmp_path
 
 
@@ -131,8 +124,8 @@ def carry(machines: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [SMALL, pytest.param([], marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
+    ("changes", "many"),
+    [(SMALL, 25), pytest.param([], 100, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
     ids=["small", "as stated"],
 )
 def test_every_command_works_in_its_order(
@@ -174,17 +167,19 @@ def test_every_command_works_in_its_order(
                 small = config.parse(config.override(config.read(Path(target)), changes))
                 Path(target).write_text(to_toml(small), encoding="utf-8")
             if words[0] == "inspect":
-                (digest,) = re.findall(r"sha256:\w+", printed)
+                digest, *_ = re.findall(r"sha256:\w+", printed)  # then that of the weights
             if words[0] == "predict":
                 exec(compile(PREDICTIONS, "tutorial.md", "exec"), {})
-                assert re.search(r"\['(brick|grass|gravel)'", capsys.readouterr().out)
+                assert re.search(rf"\['({'|'.join(KINDS)})'", capsys.readouterr().out)
             if words[0] == "classify":
-                assert len(printed.splitlines()) == 1 + 240, "a heading and every picture"
+                pictures = len(list(Path("pictures").iterdir()))
+                assert len(printed.splitlines()) == 1 + pictures, "a heading and every picture"
             done.append(words[0])
-    expected = "show plan run report certs serve inspect join watch evaluate predict export"
+    expected = "show plan compare report certs serve inspect join watch evaluate predict export"
     assert {*expected.split(), "classify"} <= set(done)
     left = machines / "server"
-    for file in ("who.png", "plan.png", "curves.png", "served.html", "confusion.png"):
+    for file in ("who.png", "plan.png", "served.html", "confusion.png"):
         assert (left / file).stat().st_size > 1000, file
+    assert (left / "runs" / "simulated" / "compare.png").is_file()
     for file in ("whole.onnx", "bottom.safetensors", "MODEL_CARD.md"):
         assert (left / "exported" / file).is_file(), file

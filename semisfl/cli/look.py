@@ -142,7 +142,12 @@ def show(
     from semisfl.settings.toml import commented_toml
 
     settings = with_data(settings, data)
-    config = configs.parse(values_of(chosen_preset(preset, settings), settings))
+    values = values_of(chosen_preset(preset, settings), settings)
+    config = configs.parse(values)
+    if view := values.get("server", {}).get("labeled_view"):
+        # Said although it is this method's own view: a comparison from the file has other methods.
+        server = config.server.model_copy(update={"labeled_view": view})
+        config = config.model_copy(update={"server": server})
     if partition is not None:
         _show_partition(config, partition, json_)
     elif json_:

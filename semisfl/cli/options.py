@@ -166,9 +166,9 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     from semisfl.settings import config, presets
 
     path = Path(preset)
-    is_file = path.suffix == ".toml" or len(path.parts) > 1
-    values = config.read(path) if is_file else presets.values_of(preset)
-    return presets.complete(preset, config.override(values, settings or []))
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        return config.override(config.read(path), settings or [])
+    return presets.complete(preset, config.override(presets.values_of(preset), settings or []))
 
 
 def with_data(settings: list[str] | None, data: str | None) -> list[str]:

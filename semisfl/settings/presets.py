@@ -72,11 +72,11 @@ def photos() -> Values:
             "augment": {"cutout": 32},
         },
         "clients": {"total": 10, "active": 10, "batch": 16, "steps": 20, "bottom": "frozen"},
-        "server": {"steps": 20},
+        "server": {"steps": 20, "labeled_view": "strong"},
         "model": {"name": "efficientnet-lite0", "weights": "imagenet"},
         "wire": {"student_features": "int8", "teacher_features": "int8"},
-        "semisfl": {"confidence_threshold": 0.8},
-        "fedswitch": {"confidence_threshold": 0.8},
+        "semisfl": {"confidence_threshold": 0.8, "align": "client"},
+        "fedswitch": {"confidence_threshold": 0.8, "align": "client"},
     }
 
 
