@@ -316,7 +316,8 @@ class Oracle(Fleet):
         self._leaving = leaving
         self._members: dict[int, Member] = {}
         self._round = 0
-        terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        sent = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std).to_json()
+        terms = Terms.from_json(sent, [setup.config.method])  # as a device reads them
         assert setup.images is not None
         for client, shard in enumerate(setup.shards):
             images = setup.images[shard]
