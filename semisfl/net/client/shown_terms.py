@@ -97,10 +97,10 @@ def _about_run(terms: Terms) -> Iterator[str]:
             f"{rate.weight_decay:g}; teacher's EMA decay {config.teacher.ema_decay:g}; {exact}"
         )
     yield f"augment     flip {'on' if augment.flip else 'off'}, cutout {augment.cutout}"
+    gradients = "" if terms.bottom else f"gradients {wire.gradients}, "
     yield (
         f"codecs      student features {wire.student_features}, teacher features "
-        f"{wire.teacher_features}, gradients {wire.gradients}, "
-        f"models {wire.models}"
+        f"{wire.teacher_features}, {gradients}models {wire.models}"
     )
     yield f"asks for    {config.policy.summary()}"
 

@@ -90,9 +90,12 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
 
     def collect(self) -> bool:
         """Return True once every client has sent its rows, or False if the run was asked to end before."""
+        complete = False
         with suppress(Stopped):
-            return self.waiting.wait(self.roster.total)
-        return False
+            complete = self.waiting.wait(self.roster.total)
+        self._count_sent()
+        self._status.count_bytes()
+        return complete
 
     def contents(self) -> str:
         """Return in one line how many images of how many devices are in the folder."""
@@ -107,16 +110,22 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
     def start_round(self, plan: SplitRound) -> None:
         """Count what devices have sent so far, and draw the round's rows."""
         self.device_log.round = plan.index
-        stored = {}
-        for name, client in self.roster.index.items():
-            if (file := self.store.files.get(name)) is not None:
-                # Rows count once, also if the round is repeated or the run resumed.
-                up, down = self.roster.before.get(client, (0, 0))
-                self.traffic.send_once("features", "up", client, up + file.bytes)
-                times = max(1, self.store.downloads[name])
-                self.traffic.send_once("model", "down", client, down + times * self._bottom_bytes)
-                stored[client] = Stored(file, self._images.get(name, 0))
-        self.draw(plan, stored)
+        self._count_sent()
+        files, images = self.store.files, self._images.items()
+        index = self.roster.index
+        self.draw(
+            plan, {index[name]: Stored(files[name], n) for name, n in images if name in index}
+        )
+
+    def _count_sent(self) -> None:
+        """Count the bytes of what is there: rows count once, also if the round is repeated or the run resumed."""
+        index = self.roster.index
+        for name in self._published():
+            # A place keeps the bytes of a device that had it before.
+            up, down = self.roster.before.get(client := index[name], (0, 0))
+            times = max(1, self.store.downloads[name])
+            self.traffic.send_once("features", "up", client, up + self.store.files[name].bytes)
+            self.traffic.send_once("model", "down", client, down + times * self._bottom_bytes)
 
     def settle(self, good: bool) -> str | None:
         """End a round: the next one draws from what is there now."""
