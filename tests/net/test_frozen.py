@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from semisfl.cli.main import main
 from semisfl.fleet.caps import Classified
 from semisfl.fleet.frozen import FOLDER, FrozenFleet
 from semisfl.fleet.rows import RowFile
@@ -22,6 +23,7 @@ from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy
+from tests.cli.test_deploy import TINY, joined, labeled, serve_words, served
 from tests.net.harness import (
     BATCHNORM,
     Client,
@@ -33,6 +35,7 @@ from tests.net.harness import (
     until,
 )
 
+__all__ = ["labeled"]  # a fixture
 NOISY = {"clip": 4.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1}
 CODECS = {"student_features": "int8", "teacher_features": "fp16", "models": "bf16"}
 
@@ -290,3 +293,19 @@ def test_rows_that_are_sent_again_have_the_same_noise(tmp_path: Path) -> None:
     assert contents[0] == contents[1] != contents[2]
     spent = {name: Allowance(tmp_path / name).classified for name in ("one", "two")}
     assert spent["one"] == spent["two"] != Classified()
+
+
+# --- the commands ----------------------------------------------------------------------------------
+
+
+def test_rows_are_collected_first_and_trained_on_later(labeled: Path) -> None:
+    words = serve_words(labeled, "--out", "out", *TINY, "clients.bottom=frozen", "--collect-only")
+    with served(*words) as (server, port):
+        device = joined(port, labeled)
+        assert device.returncode == 0 and "rows of 8 of 8 images sent now" in device.stderr
+        out, _ = server.communicate(timeout=60)
+        assert server.returncode == 0 and out.startswith("8 images of 1 of 1 device")
+    with served(*serve_words(labeled, "--resume", "out")) as (server, _):
+        out, _ = server.communicate(timeout=60)
+        assert server.returncode == 0 and "(2 of 2;" in out
+    assert main(serve_words(labeled, *TINY, "--collect-only")) == 2
