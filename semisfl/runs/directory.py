@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -125,7 +126,7 @@ class RunDirectory:
         self.unlock()
         if self._before is not None:
             for file in set(self.path.iterdir()) - self._before:
-                file.unlink()
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
             with contextlib.suppress(OSError):  # it was there before, with other files
                 self.path.rmdir()
 

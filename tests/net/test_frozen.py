@@ -90,7 +90,8 @@ def ended(client: Client) -> str:
 
 def image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let servers ask for the rows of one image at a time."""
-    monkeypatch.setattr(uploads, "LARGEST_PART", 1)
+    monkeypatch.setattr(uploads, "PART", 1)
+    monkeypatch.setattr(uploads, "TOGETHER_CPU", 1)
 
 
 def dying(after: int) -> Callable[[Client, Frame], None]:
@@ -309,3 +310,5 @@ def test_rows_are_collected_first_and_trained_on_later(labeled: Path) -> None:
         out, _ = server.communicate(timeout=60)
         assert server.returncode == 0 and "(2 of 2;" in out
     assert main(serve_words(labeled, *TINY, "--collect-only")) == 2
+    mistake = [*TINY, "clients.bottom=frozen", "--out", "other", "--watch", "0.0.0.0:0"]
+    assert main(serve_words(labeled, *mistake)) == 2 and not Path("other").exists()
