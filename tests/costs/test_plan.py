@@ -215,9 +215,9 @@ def test_a_plan_of_a_frozen_bottom_by_hand() -> None:
     assert line.client_memory == line.bottom_bytes + 4 * 128 * max(first, 2 * 32 * 24 * 24)
     assert line.computing == pytest.approx(images * 6 * bottom / 2e9)
     assert line.sending == pytest.approx(8e-6 * line.total)
-    top, head = 2 * (1024 * 512 + 512 * 10), 2 * (1024 * 1024 + 1024 * 128)
+    top, head = 2 * (1024 * 512 + 512 * 10), 2 * (512 * 512 + 512 * 128)
     # A labelled image passes the frozen bottom once for the student and once for the teacher.
-    supervised = 20 * 32 * (2 * bottom + 4 * head + 3 * top)
+    supervised = 20 * 32 * (2 * bottom + 4 * head + 4 * top)
     rows = 2 * 10 * 32 * 4 * (top + head)
     assert line.server_seconds == pytest.approx((supervised + rows) / 1e9)
     assert line.seconds == pytest.approx(line.server_seconds + line.computing + line.sending)
