@@ -1,7 +1,7 @@
 """Rebuild images from what a device sends, as a server that follows the protocol can.
 
-From features: both attackers know the bottom and the device's policy. They attack the features as sent: a decoder
-is trained on features that passed the same clipping, noise and codec, or pixels are optimised.
+From features: the attackers know the bottom and the device's policy. They attack the features as sent: a decoder is
+trained (`semisfl.attacks.decoder`), or pixels are optimised.
 
 From a model's update: gradient inversion (Geiping et al. 2020). The attacker knows the model before and after, and
 so the mean gradient. Here an update is one step. A real round has many steps with random views and momentum, so it
@@ -16,53 +16,8 @@ from torch.nn import functional as F
 
 Transmission = Callable[[Tensor], Tensor]
 """Maps the bottom's features to the received ones; each call draws new noise."""
-HIDDEN = 512
-"""Units of the decoder's hidden layer."""
 SMOOTH = 0.02
 """Weight of an image's total variation."""
-
-
-def train_decoder(
-    features: Tensor,
-    images: Tensor,
-    transmit: Transmission,
-    generator: torch.Generator,
-    *,
-    epochs: int,
-) -> Callable[[Tensor], Tensor]:
-    """Train a two-layer network on the attacker's own images, and return it as a function.
-
-    The function maps received features [rows, width] to images in 0..1: Dosovitskiy and Brox (2016), He et al.
-    (2019). ``features`` are those of ``images``, [n, C, H, W] in 0..1; ``transmit`` is applied to them anew in
-    each of the ``epochs``.
-    """
-    first = transmit(features)
-    centre, spread = first.mean(), first.std().clamp(min=1e-6)
-    decoder = nn.Sequential(
-        nn.Linear(features.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, images[0].numel())
-    ).to(features.device)
-    _draw_weights(decoder, generator)
-    optimizer = torch.optim.Adam(decoder.parameters(), 1e-3)
-
-    def decode(rows: Tensor) -> Tensor:
-        return torch.sigmoid(decoder((rows - centre) / spread)).view(-1, *images.shape[1:])
-
-    for _ in range(epochs):
-        rows = transmit(features)
-        order = torch.randperm(len(rows), generator=generator).to(rows.device)
-        for chosen in order.split(64):
-            optimizer.zero_grad()
-            F.mse_loss(decode(rows[chosen]), images[chosen]).backward()
-            optimizer.step()
-    return torch.no_grad()(decode)
-
-
-def _draw_weights(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw weights as PyTorch does for linear layers, but from ``generator``."""
-    for parameter in module.parameters():
-        limit = parameter.shape[-1] ** -0.5
-        drawn = torch.rand(parameter.shape, generator=generator) * 2 - 1
-        parameter.data.copy_(drawn * limit)
 
 
 def optimise_images(

@@ -9,6 +9,7 @@ solved from the bottom that it sends back (`measure_uploads`)? Can images be reb
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.attacks import guesses, inversion, uploads
+from semisfl.attacks.decoder import train_decoder
 from semisfl.attacks.likeness import likeness
 from semisfl.attacks.scene import Scene, layers_of
-from semisfl.data.augment import Augmentation
-from semisfl.data.batches import draw_view, make_view
 from semisfl.engine.inference import outputs
 from semisfl.engine.weights import clone
-from semisfl.fleet.codec import codec_named
+from semisfl.fleet.codec import Codec, codec_named
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.runs.report import judged_on
 from semisfl.settings.config import Config
@@ -57,8 +57,13 @@ def guard_of(
     assert isinstance(defence, Policy)
     outgoing = Outgoing(defence)
     outgoing.draw_from(config, [generator])
-    codec = codec_named(config.wire.teacher_features)
+    codec = _codec(defence, config)
     return torch.no_grad()(lambda rows: codec.roundtrip(outgoing.clip_and_noise(rows, 1)))
+
+
+def _codec(defence: Policy | str, config: Config) -> Codec:
+    own = defence.codec if isinstance(defence, Policy) else None
+    return codec_named(own or config.wire.teacher_features)
 
 
 def mean_of_uses(transmit: inversion.Transmission, uses: int) -> inversion.Transmission:
@@ -66,8 +71,6 @@ def mean_of_uses(transmit: inversion.Transmission, uses: int) -> inversion.Trans
 
     A server that receives an image often can take this mean, which has less noise.
     """
-    if uses == 1:
-        return transmit
     return lambda rows: torch.stack([transmit(rows) for _ in range(uses)]).mean(0)
 
 
@@ -81,7 +84,6 @@ def measure(
     """
     layers = layers_of(scene.model)
     bottom = nn.Sequential(*(layer for _, layer in layers[:cut]), nn.Flatten()).eval()
-    top = nn.Sequential(*(layer for _, layer in layers[cut:])).eval()
     transmit = mean_of_uses(
         guard_of(defence, scene.config, scene.device_seed("guard", name, cut)), uses
     )
@@ -91,42 +93,44 @@ def measure(
             list(outputs(bottom, images, lambda x: scene.normalizer(x, torch.float32)))
         )
 
-    public = features(scene.public)
-    chosen = scene.victims()
-    victims, originals = features(scene.images[chosen]), scene.images[chosen].float() / 255
-    decode = inversion.train_decoder(
-        public,
-        scene.public.float() / 255,
-        transmit,
+    shapes = _shapes(layers[:cut], scene)
+    decode = train_decoder(
+        lambda epoch: scene.weakly(scene.public, "decoder", epoch),
+        lambda views: transmit(features(views)),
+        # Where a layer has flattened a picture, the attacker undoes it.
+        next(
+            (one for one in reversed(shapes) if len(one) == 3 and prod(one) == prod(shapes[-1])),
+            shapes[-1],
+        ),
         scene.seed("decoder", name, cut),
-        epochs=4 if quick else 15,
+        epochs=4 if quick else 20,
     )
-    received = transmit(victims)
-    rebuilt = decode(received)
-    mean = (scene.public.float() / 255).mean(0, keepdim=True).expand_as(originals)
-    few = OPTIMISED
+    chosen = scene.victims()
+    views = scene.weakly(scene.images[chosen], "victims")
+    received, originals = transmit(features(views)), views.float() / 255
+    rebuilt, public = decode(received), scene.weakly(scene.public, "decoder", 0).float() / 255
+    mean = public.mean(0, keepdim=True).expand_as(originals)
     optimised = inversion.optimise_images(
-        bottom, scene.prepare, received[:few], mean[:few], steps=20 if quick else 150
+        bottom,
+        scene.prepare,
+        received[:OPTIMISED],
+        mean[:OPTIMISED],
+        steps=20 if quick else 150,
     )
-    shape = tuple(_shape_after(layers[:cut], scene.images[:1], scene))
-    with torch.no_grad():
-        right = top(received.view(-1, *shape)).argmax(1) == scene.labels[chosen]
-    codec = codec_named(scene.config.wire.teacher_features)
     numbers: dict[str, Any] = {
         "cut": layers[cut - 1][0],
         "layers": cut,
         "defence": name,
         "uses": uses,
-        "features": public.shape[1],
-        "bytes_per_image": codec.size((64, public.shape[1])) / 64,
-        "bits_per_image": _bits(defence, public.shape[1], uses),
-        "norm": round(float(public.norm(dim=1).median()), 2),
+        "features": received.shape[1],
+        "bytes_per_image": _codec(defence, scene.config).size((1, received.shape[1])),
+        "bits_per_image": _bits(defence, received.shape[1], uses),
+        "norm": round(float(features(scene.public[:500]).norm(dim=1).median()), 2),
         "accuracy": scene.accuracy,
-        "accuracy_received": 100 * float(right.float().mean()),
         "decoder": likeness(rebuilt, originals),
-        "optimised": likeness(optimised, originals[:few]),
+        "optimised": likeness(optimised, originals[:OPTIMISED]),
         "mean_image": likeness(mean, originals),
-        "chance_identified": {"decoder": 1 / len(chosen), "optimised": 1 / few},
+        "chance_identified": {"decoder": 1 / len(chosen), "optimised": 1 / len(optimised)},
         **_about_clients(scene, features, transmit, (name, cut), 6 if quick else 20),
     }
     return Measured(numbers, originals, rebuilt)
@@ -138,13 +142,12 @@ def _bits(defence: Policy | str, features: int, uses: int) -> float | None:
     return round(bits, 1) if bits < float("inf") else None
 
 
-def _shape_after(layers: Sequence[tuple[str, nn.Module]], one: Tensor, scene: Scene) -> torch.Size:
-    """Return the shape of one image's features before they are flattened."""
-    with torch.no_grad():
-        x = scene.normalizer(one, torch.float32)
-        for _, layer in layers:
-            x = layer.eval()(x)
-    return x.shape[1:]
+@torch.no_grad()
+def _shapes(layers: Sequence[tuple[str, nn.Module]], scene: Scene) -> list[tuple[int, ...]]:
+    """Return the shape of one image's features after each layer."""
+    one, modules = scene.normalizer(scene.images[:1]), [layer.eval() for _, layer in layers]
+    counts = range(1, len(layers) + 1)
+    return [tuple(nn.Sequential(*modules[:count])(one).shape[1:]) for count in counts]
 
 
 def _about_clients(
@@ -159,22 +162,21 @@ def _about_clients(
     Class shares need labelled images of the attacker; membership compares a client's images with those of other
     clients. A value is None where the scene lacks them.
     """
-    seed, augmentation = scene.config.seed, Augmentation.of(scene.config.data.augment)
-    size = (scene.images.shape[2], scene.images.shape[3])
     some = [np.asarray(shard)[:200] for shard in scene.shards if len(shard) >= FEWEST][:5]
 
-    def weakly(images: Tensor, shard: np.ndarray, place: int) -> Tensor:
-        """Return the received features of a weak view; the attacker can draw such views too."""
-        drawn = draw_view(augmentation, "weak", shard[None], size, seed, "leakage", place)
-        return transmit(features(make_view(images, drawn)))
+    def seen(images: Tensor, place: int) -> Tensor:
+        """Return the received features of weak views; the attacker can draw such views too."""
+        return transmit(features(scene.weakly(images, place)))
 
-    observed = [weakly(scene.images, shard, place) for place, shard in enumerate(some)]
+    observed = [
+        seen(scene.images[torch.from_numpy(shard).to(scene.device)], place)
+        for place, shard in enumerate(some)
+    ]
     truth = [scene.labels[torch.from_numpy(shard).to(scene.device)] for shard in some]
-    results: dict[str, Any] = {"class_mix": None}
-    known = scene.public_labels >= 0
+    known, mix = scene.public_labels >= 0, None
     if int(known.sum()) >= scene.classes:
         mix = guesses.guess_classes(
-            weakly(scene.public, np.flatnonzero(known.cpu().numpy()), len(some)),
+            seen(scene.public[known], len(some)),
             scene.public_labels[known],
             observed,
             truth,
@@ -182,7 +184,6 @@ def _about_clients(
             scene.seed("probe", *purpose),
             epochs,
         )
-        results["class_mix"] = vars(mix)
     scores = []
     for place, shard in enumerate(some):
         others = _same_classes(scene, shard, [s for i, s in enumerate(some) if i != place])
@@ -190,8 +191,10 @@ def _about_clients(
             members = features(scene.images[torch.from_numpy(shard).to(scene.device)])
             strangers = features(scene.images[torch.from_numpy(others).to(scene.device)])
             scores.append(guesses.membership_auc(observed[place], members, strangers))
-    results["membership_auc"] = sum(scores) / len(scores) if scores else None
-    return results
+    return {
+        "class_mix": mix and vars(mix),
+        "membership_auc": sum(scores) / len(scores) if scores else None,
+    }
 
 
 def _same_classes(scene: Scene, shard: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
@@ -287,9 +290,10 @@ def measure_all(
     """Return all results as plain values, and the measurements with their pictures.
 
     ``defences`` are policies, or `RANDOM`, by their name in the table. With ``updates`` the uploads of models are
-    attacked too. ``progress`` is called with a line before each measurement.
+    attacked too, if there are any. ``progress`` is called with a line before each measurement.
     """
     measured, uploads = [], []
+    updates = updates and scene.config.clients.bottom == "trained"
     for cut in cuts:
         for name, defence in defences.items():
             progress(f"cut after layer {cut}, defence {name}")
@@ -316,5 +320,4 @@ def measure_all(
 def save(results: Mapping[str, Any], command: str, out: Path) -> None:
     """Write the results and the command that made them to ``out/leakage.json``."""
     out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"command": command, **results}, indent=1)
-    (out / "leakage.json").write_text(text + "\n", encoding="utf-8")
+    (out / "leakage.json").write_text(json.dumps({"command": command, **results}, indent=1) + "\n")

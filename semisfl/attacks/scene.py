@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.data.augment import Normalizer
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.batches import draw_view, make_view
 from semisfl.data.dataset import Dataset
 from semisfl.models.layers import cut_layers
 from semisfl.models.split import SplitModel
@@ -69,10 +70,16 @@ class Scene:
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """Return pixels in 0..1 normalised for the model; the gradient is kept."""
-        scale, offset = (
-            part.view(-1, 1, 1) for part in (self.normalizer.scale, self.normalizer.offset)
+        return self.normalizer.scale.view(-1, 1, 1) * 255 * pixels + self.normalizer.offset.view(
+            -1, 1, 1
         )
-        return pixels * 255 * scale + offset
+
+    def weakly(self, images: Tensor, *purpose: int | str) -> Tensor:
+        """Return a weak view of each of the uint8 ``images``, which is what a server receives features of."""
+        augmentation, size = Augmentation.of(self.config.data.augment), (*images.shape[2:],)
+        places, purpose = np.arange(len(images))[None], ("leakage", *purpose)
+        drawn = draw_view(augmentation, "weak", places, size, self.config.seed, *purpose)
+        return make_view(images, drawn)
 
     def victims(self) -> Tensor:
         """Return the places of the images that are attacked."""
@@ -92,18 +99,17 @@ def stage_ends(model: nn.Module) -> list[int]:
 
     A cut is the number of layers on the device. Cuts between these differ only by pooling or activation.
     """
-    heavy = [
+    return [
         place
         for place, (_, layer) in enumerate(layers_of(model))
-        if any(parameter.dim() > 1 for parameter in layer.parameters())
-    ]
-    return heavy[1:]
+        if any(tensor.dim() > 1 for tensor in layer.state_dict().values())
+    ][1:]
 
 
 def scene_of_run(path: Path, device: str, public: str | None) -> Scene:
     """Return the scene of a finished or stopped simulation, from its last good checkpoint.
 
-    ``public`` names the attacker's own images (a data set or a path); None: the run's test images. Raises
+    With a frozen bottom all layers are those that the run began with: a later cut would freeze them too. ``public`` names the attacker's own images (a data set or a path); None: the run's test images. Raises
     ConfigError for a run over a network, whose images are not here, and for one without a checkpoint.
     """
     config = RunDirectory.open(path).config()
@@ -115,28 +121,31 @@ def scene_of_run(path: Path, device: str, public: str | None) -> Scene:
     last = checkpoint.to_continue(path)
     if last is None:
         raise ConfigError(f"{path} has no checkpoint yet; train it first, or name a preset")
+    state = last[1] if config.clients.bottom == "trained" else None
     try:
         data, partition = load_data(config)
-        experiment = assemble(config, data, partition, device=device, resumed=last[1])
+        experiment = assemble(config, data, partition, device=device, resumed=state)
         before = last[1]["model"]["description"]
         check_images(before, experiment.description.as_dict(), may_grow=False)
     except ValueError as error:
         raise ConfigError(
             f"{path} cannot be attacked without the images and the model it had: {error}"
         ) from error
-    experiment.load_state_dict(last[1])
+    if state is not None:
+        experiment.load_state_dict(state)
     return _scene(experiment, data, partition.clients, public)
 
 
 def scene_of_preset(config: Config, device: str, public: str | None, cuts: str) -> Scene:
-    """Train ``config.rounds`` rounds, and return the scene.
+    """Return the scene after ``config.rounds`` rounds, or before training if the bottom is frozen.
 
     ``public`` is as in `scene_of_run`. ``cuts`` are those of `cuts_of`, which are checked before the training.
     """
     data, partition = load_data(config)
     experiment = assemble(config, data, partition, device=device)
     cuts_of(_network(experiment), cuts)
-    run_rounds(experiment)
+    if config.clients.bottom == "trained":
+        run_rounds(experiment)
     return _scene(experiment, data, partition.clients, public)
 
 

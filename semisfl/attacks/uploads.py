@@ -41,12 +41,14 @@ def last_weighted(bottom: nn.Sequential) -> _Layer | None:
 
     A depthwise convolution multiplies each channel on its own, so its change is no product of matrices.
     """
-    layers = [
-        layer
-        for layer in bottom.modules()
-        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
-    ]
-    return layers[-1] if layers else None
+    return next(
+        (
+            layer
+            for layer in reversed(list(bottom.modules()))
+            if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+        ),
+        None,
+    )
 
 
 def solve_inputs(change: Tensor, gradients: Tensor, noise: float, prior: Tensor) -> Tensor:

@@ -89,7 +89,6 @@ def test_class_mix_and_membership_against_chance(
 ) -> None:
     attacked, none = undefended.numbers["class_mix"], without_content.numbers["class_mix"]
     assert attacked["accuracy"] > attacked["chance"] + 0.3
-    assert attacked["distance"] < attacked["distance_chance"] / 1.5
     assert none["accuracy"] < none["chance"] + 0.1
     assert undefended.numbers["membership_auc"] > 0.65
     assert abs(without_content.numbers["membership_auc"] - 0.5) < 0.08
@@ -160,7 +159,7 @@ def test_inference_on_made_up_features() -> None:
     ones = torch.ones(50, dtype=torch.long)
     client = torch.eye(3)[ones] * 4 + torch.randn(50, 3, generator=generator)
     mix = guesses.guess_classes(public, labels, [client], [ones], 3, generator)
-    assert mix.accuracy > 0.9 and mix.distance < 0.1 and mix.distance_chance == pytest.approx(2 / 3)
+    assert mix.accuracy > 0.9 and mix.chance == 0  # the first class is guessed, if all are as large
     members, others = torch.zeros(5, 2), torch.ones(4, 2)
     assert guesses.membership_auc(members, members, others) == 1.0
     assert guesses.membership_auc(members, others, members) == 0.0

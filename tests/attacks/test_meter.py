@@ -12,6 +12,7 @@ from semisfl.cli.main import main
 from semisfl.data.sources import load_data
 from semisfl.runs.start import train
 from semisfl.settings import config as configs
+from semisfl.settings import presets
 from semisfl.settings.policy import row_bits
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"
@@ -45,7 +46,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     assert all(row["rebuilt"] == 0 for row in results["uploads"][2:])
     assert len(results["updates"]) == 6
     with Image.open(out / "leakage.png") as sheet:
-        assert sheet.height == 2 * (2 * 64 + 8)
+        assert sheet.height == 3 * (64 + 8)
     printed = " ".join(capsys.readouterr().out.split())
     assert results["judged_on"] == "test" and " test accuracy " in printed
     assert "…" not in printed  # on 80 columns every number is whole
@@ -55,6 +56,40 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     assert (
         "median norm of features" in printed and "norm of a bottom's change in a round" in printed
     )
+
+
+@pytest.mark.parametrize("first", ["preset", "run"])
+def test_a_frozen_bottom_is_measured_at_every_cut_without_training_and_sends_no_update(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later cut than the run's freezes layers that the run trained, so it has the first weights."""
+    monkeypatch.setattr("semisfl.attacks.scene.PUBLIC", 100)
+    monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 32)
+    settings = [*SMALL, "clients.bottom=frozen", "model.cut=3", "rounds=1"]
+    words, target = ["--set", *settings], "digits"
+    if first == "run":
+        train(
+            configs.parse(configs.override(presets.values_of("digits"), settings)),
+            device="cpu",
+            out=tmp_path / "run",
+        )
+        words, target = [], str(tmp_path / "run")
+    out, cuts = tmp_path / "leakage", "pool1,linear1"
+    words += ["--quick", "--device", "cpu", "--cuts", cuts, "--out", str(out), "-q"]
+    strict = str(Path(__file__).parents[2] / "policies" / "strict.toml")
+    assert main(["leakage", target, *words, "--defence", "none", "--defence", strict]) == 0
+    results = json.loads((out / "leakage.json").read_text())
+    assert results["uploads"] == results["updates"] == []
+    sent = [(row["cut"], row["features"], row["bytes_per_image"]) for row in results["features"]]
+    widths = {"pool1": 8 * 12 * 12, "linear1": 10}
+    assert sent == [(cut, d, size) for cut, d in widths.items() for size in (4 * d, d + 4)]
+    NUMBERS.setdefault("features", results["features"])
+    assert results["features"] == NUMBERS["features"], "training does not change what is measured"
+    with Image.open(out / "leakage.png") as sheet:
+        assert sheet.height == (1 + 4) * (64 + 8)
+
+
+NUMBERS: dict[str, list[dict]] = {}
 
 
 @pytest.mark.parametrize("name", ["toy", "digits"])
