@@ -5,7 +5,9 @@ program's random numbers is touched.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -13,12 +15,21 @@ from torch import nn
 
 from semisfl import seeds
 from semisfl.models.freezing import freeze
-from semisfl.models.layers import Layers
+from semisfl.models.layers import Layers, named_layers
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import check_own, digest_of, global_seed
+from semisfl.models.own import Own, check_own, digest_of, global_seed, is_sequential
 from semisfl.models.shapes import Shape, place
-from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, Projector, SplitModel, flat, split
-from semisfl.models.zoo import MODELS
+from semisfl.models.split import (
+    NARROW_HEAD,
+    WIDEST_HEAD,
+    Projector,
+    SplitModel,
+    cut_index,
+    flat,
+    free_name,
+    split,
+)
+from semisfl.models.zoo import MODELS, layers_by_cut
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.layer_kinds import Layer, parse_layers
 from semisfl.settings.run import CODE, ModelConfig
@@ -133,11 +144,8 @@ def build_model(
 
 
 def build_bottom(config: Config, shape: Shape, classes: int) -> SplitModel:
-    """Return the model of a device in a split method: ``model.layers`` is its bottom, and there is no top.
-
-    Raises ValueError like `build`.
-    """
-    table = parse_layers(config.model.table)
+    """Return the model of a device in a split method: its bottom, and no top. Raises ValueError like `build`."""
+    table = [layer for _, layer in layers_by_cut(config.model, whole=False)[0]]
     with global_seed(0):  # the server sends the weights
         layers = modules_of(table, shape, classes, whole=False)
     sides = place(table, shape, classes, whole=False)[-1].gives
@@ -146,43 +154,68 @@ def build_bottom(config: Config, shape: Shape, classes: int) -> SplitModel:
     return SplitModel(bottom, Layers(), nn.Identity(), prod(sides))
 
 
+def with_top(
+    table: Sequence[Layer], top: Own, shape: Shape, classes: int, seed: int = 0
+) -> nn.Sequential:
+    """Return a network of a bottom that a table describes and any module, which is given what the bottom gives.
+
+    ``top``: a module, or its stages in order; a sequence's layers keep their names where the bottom has no such name.
+    """
+    with global_seed(seed):
+        layers = named_layers(modules_of(table, shape, classes, whole=False))
+    stages = top if isinstance(top, nn.Module) else nn.Sequential(*top)
+    for name, stage in named_layers(stages) if is_sequential(stages) else [("top", stages)]:
+        layers.append((free_name(name, layers), stage))
+    return Layers(OrderedDict(layers))
+
+
 def with_layers_of(config: Config, own: nn.Sequential) -> Config:
     """Return ``config`` with the ``own`` model as a table, so that others can build it again.
 
-    A model that no table describes is called ``code-`` and a digest of its parts: it can be trained here, but
-    not by devices, and a resumed run needs it as an argument again.
+    A model that no table describes is called ``code-`` and a digest of its parts, and a resumed run needs it as an
+    argument again. Where a table describes its bottom the configuration holds that one, which is all that the devices
+    of a split method need.
     """
-    described = {"layers": None, **_description(own)}
+    described = {"layers": None, **_description(own, config.model.cut)}
     model = ModelConfig.model_validate({**config.model.model_dump(), **described})
     return config.model_copy(update={"model": model})
 
 
-def _description(own: nn.Sequential) -> dict[str, Any]:
-    """Return the settings that describe a model: its layers, or a name with a digest of its code."""
+def _description(own: nn.Sequential, cut: int | str | None) -> dict[str, Any]:
+    """Return the settings that describe a model: its layers, or a name with a digest of its code and the bottom's layers."""
     try:
         return {"layers": layers_of(own)}
     except ValueError as error:
         log.info("the configuration cannot hold the given model: %s", error)
-        return {"name": f"{CODE}-{digest_of(own)}"}
+    layers = named_layers(own)
+    at = cut_index(layers, cut)
+    with suppress(ValueError):
+        bottom = layers_of(nn.Sequential(OrderedDict(layers[:at])))
+        top = nn.Sequential(OrderedDict(layers[at:]))
+        return {"name": f"{CODE}-{digest_of(top)}", "layers": bottom, "cut": at}
+    return {"name": f"{CODE}-{digest_of(own)}"}
 
 
-def check_same(own: nn.Sequential, name: str, table: Sequence[Layer] | None) -> None:
+def check_same(
+    own: nn.Sequential, name: str, table: Sequence[Layer] | None, cut: int | str | None
+) -> None:
     """Raise `ConfigError` if ``own`` is not the network that was trained, by its ``name`` or ``table``.
 
-    A warning names a module that may be another one: its code may have changed and compute the same.
+    ``table``: of the whole network, or of the bottom where ``name`` says that its top is code. A warning names a
+    module that may be another one: its code may have changed and compute the same.
     """
-    now = _description(own)
+    now = _description(own, cut)
     if name in MODELS:
         table = MODELS[name].table()
-    if "layers" in now and table is not None:
-        if parse_layers(now["layers"]) != tuple(table):
-            raise ConfigError(
-                "the module passed is not the network that was trained; leave it out, as a table of layers describes that one"
-            )
-    elif now.get("name") != name:
+    layers, code = now.get("layers"), now.get("name", "a table of layers")
+    if name.startswith(CODE) != ("name" in now) or (name.startswith(CODE) and code != name):
         log.warning(
             "the module has other code or settings than the one that was trained (%s, now %s); unless it computes "
             "the same, the weights do not belong into it",
             name,
-            now.get("name", "a table of layers"),
+            code,
+        )
+    elif None not in (layers, table) and parse_layers(layers) != tuple(table or ()):
+        raise ConfigError(
+            "the module passed is not the network that was trained; give that one, or none if all of its layers are in a table"
         )

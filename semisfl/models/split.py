@@ -4,6 +4,7 @@
 behind the bottom and undone in front of the top.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import prod
@@ -16,6 +17,8 @@ from semisfl.models.layers import Layers, adopt_layers, keep_inputs, named_layer
 from semisfl.models.own import feature_shape
 from semisfl.models.shapes import Shape, Sides
 from semisfl.settings.counts import plural
+
+log = logging.getLogger(__name__)
 
 # The published projection head is as wide as its input, which is 12,800 at most in the paper. Elsewhere
 # such a head would take most of the memory: 10,816 x 10,816 for a CNN at 64 pixels. It is narrower there.
@@ -111,10 +114,10 @@ def split(
         projection: the length of a projected feature.
         widest: most features for which the head of kind mlp is as wide as its input.
         outputs: the shape of each layer's output, if it is known; else zeros are passed through.
-        embedded: see `SplitModel`.
+        embedded: see `SplitModel`; it needs a network that ends with a linear layer.
 
     Raises ValueError if the cut lies outside the model, leaves one side without parameters, or goes through a
-    parameter that both sides use, and for an embedded head if the last layer is not linear.
+    parameter that both sides use.
     """
     adopt_layers(model)
     # Top and head both read the features, and a fused ReLU's output is needed for its gradient.
@@ -132,15 +135,18 @@ def split(
     cut_shape = outputs[at - 1] if outputs else feature_shape(bottom, shape)
     bottom, top = flat(bottom, cut_shape), _stack(layers[at:])
     if len(cut_shape) > 1:
-        top = _stack([(_free_name("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
+        top = _stack([(free_name("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
     size = read = prod(cut_shape)
-    if embedded:
-        last = layers[-1][1]
-        if not isinstance(last, nn.Linear):
-            raise ValueError(
-                "clients.bottom = 'frozen' needs a model whose last layer is linear: the projection head reads its input"
-            )
+    last = layers[-1][1]
+    if embedded and isinstance(last, nn.Linear):
         read = last.in_features
+    elif embedded:
+        embedded = False
+        log.warning(
+            "the network ends with a %s, so clustering does not teach the layers above a frozen bottom: the projection "
+            "head reads the bottom's features; end the network with an nn.Linear",
+            type(last).__name__,
+        )
     hidden = read if read <= widest else NARROW_HEAD
     heads: dict[str, Callable[[], nn.Module]] = {
         "mlp": lambda: Layers(nn.Linear(read, hidden), nn.ReLU(), nn.Linear(hidden, projection)),
@@ -155,7 +161,7 @@ def flat(bottom: nn.Sequential, sides: Sides) -> nn.Sequential:
     if len(sides) == 1:
         return bottom
     layers = named_layers(bottom)
-    return _stack([*layers, (_free_name("cut", layers), nn.Flatten())])
+    return _stack([*layers, (free_name("cut", layers), nn.Flatten())])
 
 
 def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
@@ -169,7 +175,7 @@ def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
             )
 
 
-def _free_name(name: str, layers: list[tuple[str, nn.Module]]) -> str:
+def free_name(name: str, layers: list[tuple[str, nn.Module]]) -> str:
     """Return ``name``, or a similar name that no layer has."""
     while any(name == taken for taken, _ in layers):
         name += "_"

@@ -20,7 +20,10 @@ from semisfl.settings.layer_kinds import (
     Pool,
     Relu,
     ResidualBlock,
+    name_layers,
+    store_statistics,
 )
+from semisfl.settings.run import ModelConfig
 
 
 def cnn() -> list[Layer]:
@@ -207,3 +210,25 @@ MODELS: dict[str, NamedModel] = {
     "vit-small-16": NamedModel(backbones.vit_small_16, IMAGENET, 1000),
     "vit-small-14": NamedModel(backbones.vit_small_14, (3, 518, 518), 1000),
 }
+
+
+def layers_by_cut(
+    model: ModelConfig, *, whole: bool = True
+) -> tuple[list[tuple[str, Layer]], int | str | None]:
+    """Return every layer with its name, or only the bottom's, and how many of them are the bottom's.
+
+    A cut that does not fit is returned as it is: building the model reports it. Raises `ConfigError` for code, unless
+    it is the top that is code and only the bottom is asked for.
+    """
+    table = model.table if whole or model.layers is None else model.layers
+    layers = name_layers(MODELS[table].table() if isinstance(table, str) else table)
+    if model.weights is not None:
+        layers = [(name, store_statistics(layer)) for name, layer in layers]
+    names = [name for name, _ in layers]
+    flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, Flatten)]
+    cut = model.cut
+    if cut in names:
+        cut = names.index(str(cut)) + 1
+    elif cut is None and flat:
+        cut = flat[0] + 1
+    return layers if whole or not isinstance(cut, int) else layers[:cut], cut

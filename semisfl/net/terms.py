@@ -17,12 +17,11 @@ from semisfl.fleet.codec import roundtrip_state
 from semisfl.models.freezing import weights_digest
 from semisfl.models.shapes import Placed, Shape, place
 from semisfl.models.split import SplitModel
-from semisfl.models.zoo import MODELS
+from semisfl.models.zoo import layers_by_cut
 from semisfl.net.frames import WireError
 from semisfl.net.ranges import check_images, check_settings
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
-from semisfl.settings.layer_kinds import Flatten, Layer, name_layers, store_statistics
 from semisfl.settings.policy import DIGEST
 from semisfl.settings.run import ModelConfig
 
@@ -79,7 +78,7 @@ class Terms:
         # A policy without demands says nothing, whichever lines this version knows.
         values["policy"] = config.policy.model_dump(mode="json", exclude_defaults=True)
         method = lookup.method(config.method)
-        layers, cut = layers_of(config.model, whole=bool(method.works))
+        layers, cut = layers_by_cut(config.model, whole=bool(method.works))
         values["model"] = {
             "layers": [layer.model_dump(mode="json") | {"name": name} for name, layer in layers],
             "cut": cut,
@@ -156,27 +155,6 @@ def bottom_digest(config: Config, model: SplitModel) -> str | None:
     return weights_digest(roundtrip_state(model.bottom.state_dict(), config.wire.models))
 
 
-def layers_of(
-    model: ModelConfig, *, whole: bool = True
-) -> tuple[list[tuple[str, Layer]], int | str | None]:
-    """Return every layer with its name, or only the bottom's, and how many of them are the bottom's.
-
-    A cut that does not fit is returned as it is: building the model reports it.
-    """
-    table = model.table
-    layers = name_layers(MODELS[table].table() if isinstance(table, str) else table)
-    if model.weights is not None:
-        layers = [(name, store_statistics(layer)) for name, layer in layers]
-    names = [name for name, _ in layers]
-    flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, Flatten)]
-    cut = model.cut
-    if cut in names:
-        cut = names.index(str(cut)) + 1
-    elif cut is None and flat:
-        cut = flat[0] + 1
-    return layers if whole or not isinstance(cut, int) else layers[:cut], cut
-
-
 def placed_model(
     model: ModelConfig, shape: Shape, classes: int, *, whole: bool = True
 ) -> tuple[list[Placed], int]:
@@ -184,7 +162,7 @@ def placed_model(
 
     Raises `WireError` if the model cannot be built.
     """
-    layers, held = layers_of(model, whole=whole)
+    layers, held = layers_by_cut(model, whole=whole)
     try:
         placed = place([layer for _, layer in layers], shape, classes, whole=whole)
     except ValueError as error:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from semisfl import seeds
 from semisfl.data.augment import Normalizer
 from semisfl.data.dataset import Dataset
 from semisfl.data.holdings import Holdings, count
@@ -27,9 +28,9 @@ from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
 from semisfl.methods.probe import Probe, fit_head
 from semisfl.metrics import RoundMetrics
-from semisfl.models.build import build_model, check_same, with_layers_of
-from semisfl.models.layers import keep_statistics
+from semisfl.models.build import build_model, check_same, with_layers_of, with_top
 from semisfl.models.own import Own, own_copy, stages_of
+from semisfl.models.zoo import layers_by_cut
 from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.runs.pretrained import Pretrained, mark_pretrained
 from semisfl.runs.run_data import (
@@ -216,6 +217,7 @@ def assemble(
     data: Dataset | None = None,
     partition: Partition | None = None,
     model: Own | None = None,
+    top: Own | None = None,
     device: str = "auto",
     network: NetworkOptions | None = None,
     make_fleet: Callable[[FleetSetup], Fleet] | None = None,
@@ -224,8 +226,8 @@ def assemble(
 ) -> Experiment:
     """Build everything that a run needs, and start its fleet.
 
-    ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names; a ``model`` is copied,
-    so the caller's module keeps its weights. ``device`` is "auto", "cpu", "cuda" or "cuda:N". ``network`` says where a
+    ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names, and ``top`` the layers
+    after the cut; ``model`` and ``top`` are copied, so the caller's modules keep their weights. ``device`` is "auto", "cpu", "cuda" or "cuda:N". ``network`` says where a
     server of devices listens. ``resumed`` is the checkpoint that the caller will load: ``model.weights`` is then not
     read. The configuration of the result names the layers of a ``model`` that was passed.
 
@@ -254,12 +256,17 @@ def assemble(
     partition = partition or divide(config, data)
     if mean is not None and std is not None:
         data = data.for_network(mean, std)
+    if top is not None:
+        layers, held = layers_by_cut(config.model, whole=False)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"cut": held})})
+        table, seed = [layer for _, layer in layers], seeds.derive(config.seed, "model")
+        model = with_top(table, top, data.shape, len(data.classes), seed)
     if model is not None:
         model = stages_of(model, data.shape)
         if resumed is None:
             config = with_layers_of(config, model)
         else:
-            check_same(model, config.model.name, config.model.layers)
+            check_same(model, config.model.name, config.model.layers, config.model.cut)
     if (config.data.validation is None) == bool(len(partition.validation)):
         raise ConfigError(
             f"data.validation = {config.data.validation}, and the partition sets "
@@ -273,14 +280,11 @@ def assemble(
     new = list(resumed["model"]["description"].get("new_layers", ())) if resumed else []
     images, labels = (part.to(hardware.device) for part in chosen(data, partition.labeled))
     labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
-    if config.model.weights is not None:
-        keep_statistics(split_model)
     if weights is not None:
         new = weights.copy_into(split_model, config.model.name, data.classes)
         *_, (head, last) = split_model.top.named_children()
-        if (
-            head in new and isinstance(last, nn.Linear) and make_method is not Probe
-        ):  # it fits one itself
+        # The probe fits one itself.
+        if head in new and isinstance(last, nn.Linear) and make_method is not Probe:
             with hardware.arithmetic():
                 fit_head(split_model.whole(), labeled, classes)
     if config.model.weights is not None:

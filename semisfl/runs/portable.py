@@ -75,6 +75,8 @@ class Description:
     """Rounds done when the model was tested."""
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes sent between server and clients in training, by kind and direction."""
+    bottom_layers: list[dict[str, Any]] | None = None
+    """The bottom as a table where the top alone is code."""
     new_layers: tuple[str, ...] = ()
     """Layers that did not begin with ``model.weights``, where a run has weights."""
     digests: dict[str, str] = field(default_factory=dict)
@@ -117,7 +119,7 @@ def describe(
     settings = config.model_dump(mode="json")
     features = config.data.features
     settings["data"] |= {"name": data.name, "features": features and Path(features).name}
-    settings["model"].pop("layers")
+    layers = settings["model"].pop("layers")
     if settings["model"]["weights"] is not None:
         settings["model"] |= {
             "weights": Path(settings["model"]["weights"]).name,
@@ -139,6 +141,7 @@ def describe(
         judged_on="validation" if len(partition.validation) else "test",
         settings=settings,
         version=VERSION,
+        bottom_layers=layers if config.model.is_code else None,
         digests={
             "labeled": _digest(*chosen(data, partition.labeled)),
             "judged": _digest(*judged),

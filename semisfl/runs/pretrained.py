@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl.models.backbones import WEIGHT_NAMES, Rules
+from semisfl.models.layers import keep_statistics
 from semisfl.models.split import SplitModel
 from semisfl.models.weight_files import file_of, packaged_file
 from semisfl.runs import checkpoint
@@ -111,10 +112,17 @@ class Pretrained:
 
 
 def mark_pretrained(model: SplitModel, new: Sequence[str]) -> None:
-    """Mark the parameters of all layers but the ``new`` ones: optimisers step them by ``optimizer.lr_pretrained``."""
-    for name, parameter in model.whole().named_parameters():
-        layer = name.partition(".")[2].replace(".body.", ".").rpartition(".")[0]
-        parameter.pretrained = layer not in new  # type: ignore[attr-defined]
+    """Mark the parameters of all layers but the ``new`` ones: optimisers step them by ``optimizer.lr_pretrained``.
+
+    Their BatchNorm keeps its statistics; a device's does, too, in every layer of the bottom.
+    """
+    keep_statistics(model.bottom)
+    for name, module in model.whole().named_modules():
+        pretrained = name.partition(".")[2].replace(".body.", ".") not in new
+        if pretrained and not any(module.children()):
+            keep_statistics(module)
+        for parameter in module.parameters(recurse=False):
+            parameter.pretrained = pretrained
 
 
 def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Mapping[str, Any]]:

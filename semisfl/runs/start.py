@@ -196,6 +196,7 @@ def train(
     data: Dataset | None = None,
     partition: Partition | None = None,
     model: Own | None = None,
+    top: Own | None = None,
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
     out: Path | str | None = None,
@@ -206,7 +207,8 @@ def train(
 ) -> Result:
     """Train as ``config`` says and return the result.
 
-    ``data``, ``partition`` and ``model`` replace those that the configuration names. ``device`` is "auto", "cpu",
+    ``data``, ``partition`` and ``model`` replace those that the configuration names, and ``top`` the layers after its
+    cut: any module that is given what the last layer before the cut gives. ``device`` is "auto", "cpu",
     "cuda" or "cuda:N". ``callbacks`` are called after rounds, tests and checkpoints, and may end the run. With ``out``, the run is
     kept in that new directory.
 
@@ -220,6 +222,7 @@ def train(
         data=data,
         partition=partition,
         model=model,
+        top=top,
         device=device,
         network=network,
         stop=stop,
@@ -234,6 +237,7 @@ def resume(
     data: Dataset | None = None,
     partition: Partition | None = None,
     model: Own | None = None,
+    top: Own | None = None,
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
     sinks: Sequence[Sink] = (),
@@ -252,6 +256,7 @@ def resume(
         data=data,
         partition=partition,
         model=model,
+        top=top,
         device=device,
         network=network,
         stop=stop,

@@ -181,7 +181,8 @@ class ModelConfig(Section):
             found = read_about(str(values.get("weights"))).get("layers")
             values = values | ({"layers": found} if found else {})
         if values.get("layers") not in (None, "none"):
-            return {**values, "name": CUSTOM}
+            code = str(values.get("name")).startswith(f"{CODE}-")  # the top; these are the bottom's
+            return values if code else {**values, "name": CUSTOM}
         return {"cut": catalog.MODELS.get(str(values.get("name")))} | {
             key: one for key, one in values.items() if key != "cut" or one not in (None, "none")
         }
@@ -210,8 +211,8 @@ class ModelConfig(Section):
         """Return what to build: the user's layers, or the name of a known model."""
         if self.is_code:
             raise ConfigError(
-                f"model.name = {self.name!r}: this run's network was given to train() as code, which no file holds; "
-                "give it again, as train(..., model=...) or resume(..., model=...)"
+                f"model.name = {self.name!r}: this run's network, or its top, was given to train() as code, which no file "
+                "holds; give it again, as train(..., model=...) or resume(..., model=...), or its top as top=..."
             )
         return self.layers or self.name
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from semisfl.data.augment import Normalizer
 from semisfl.data.dataset import Dataset
 from semisfl.engine.inference import outputs
-from semisfl.models.build import build, check_same
+from semisfl.models.build import build, check_same, with_top
 from semisfl.models.layers import cut_layers
 from semisfl.models.own import Own, feature_shape, global_seed, own_copy
 from semisfl.models.shapes import Shape
@@ -231,7 +231,11 @@ def evaluate(model: nn.Module, data: Dataset) -> float:
 
 
 def load(
-    path: str | os.PathLike[str], *, device: str = "cpu", model: Own | None = None
+    path: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    model: Own | None = None,
+    top: Own | None = None,
 ) -> Classifier:
     """Return a trained model.
 
@@ -240,16 +244,21 @@ def load(
             ``.safetensors`` file of a model.
         device: a device of torch, such as ``cuda``.
         model: the network, if it was given to `train` as code that no layer table describes. It stays as it is.
+        top: the layers after the cut, if only they were given as code.
 
     Raises `CheckpointError` for a file that is damaged or holds no model.
     """
     file = find(Path(path))
     state = checkpoint.read(file)
     about, weights, digest = _model_in(file, state)
+    bottom = about.bottom_layers
+    if top is not None and bottom is not None:
+        model = with_top(parse_layers(bottom), top, about.shape, len(about.classes))
     if about.layers is None and model is None:
+        what, argument = ("network", "model") if bottom is None else ("top", "top")
         raise ValueError(
-            f"{file}: its network was given as code that no layer table describes; give it again, "
-            "load(path, model=...)"
+            f"{file}: its {what} was given as code that no layer table describes; give it again, "
+            f"load(path, {argument}=...)"
         )
     try:
         network = _from_table(about) if model is None else _from_code(about, model)
@@ -290,12 +299,14 @@ def _from_code(about: Description, model: Own) -> SplitModel:
     """Return the network of a user's module; raise `ValueError` if another one was trained."""
     stages = own_copy(model, about.shape)
     name = about.settings.get("model", {}).get("name", CODE)
+    described = about.layers or about.bottom_layers
+    table = None if described is None else parse_layers(described)
     if about.layers is None:
-        check_same(stages, name, None)
+        check_same(stages, name, table, about.cut)
     with global_seed(0):
         feature_shape(stages, about.shape)  # lazy layers make their weights here, and become others
     if about.layers is not None:
-        check_same(stages, name, parse_layers(about.layers))
+        check_same(stages, name, table, about.cut)
     return split(stages, about.shape, about.cut, "none")
 
 

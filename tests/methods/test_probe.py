@@ -13,7 +13,7 @@ from semisfl.engine.regression import regression, span
 from semisfl.methods.probe import DECAYS, best_decay
 from semisfl.models.layers import StoredNorm2d, batchnorms, keep_statistics
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.net.terms import layers_of as layers_of_terms
+from semisfl.models.zoo import layers_by_cut
 from semisfl.runs.compare import choose_methods
 from semisfl.runs.experiment import assemble
 from semisfl.settings.layer_kinds import parse_layers
@@ -87,7 +87,7 @@ def test_pretrained_layers_have_a_learning_rate_of_their_own(method: str, tmp_pa
 
 def test_devices_keep_the_statistics_too() -> None:
     settings = toy.values("semisfl", f"model.layers={toy.RESIDUAL}", "model.weights=a.pth")
-    layers, _ = layers_of_terms(settings.model)
+    layers, _ = layers_by_cut(settings.model)
     norms = [layer for _, layer in layers if layer.kind == "batchnorm"]
     (inside,) = [
         one for _, layer in layers for one in getattr(layer, "body", ()) if one.kind == "batchnorm"

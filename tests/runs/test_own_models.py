@@ -1,18 +1,24 @@
 """Runs of one's own models: the directory says what they are, and the command line goes on with them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from semisfl.cli.main import main
 from semisfl.models.layers import Residual
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import assemble
 from semisfl.runs.start import resume, train
 from semisfl.settings import config
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
+from semisfl.use.classifier import load, predict
+from tests import toy
+from tests.net.harness import Oracle
 
 SMALL = [
     *("rounds=3", "runtime.checkpoint_every=1", "data.labeled=10", "model.projection=4"),
@@ -135,3 +141,74 @@ def test_a_model_that_no_table_describes_still_trains(
     for words in (["--resume", str(tmp_path / "run")], [str(tmp_path / "run" / "config.toml")]):
         assert main(["run", *words, "--device", "cpu"]) == 2
         assert "was given to train() as code" in capsys.readouterr().err, "not another network"
+
+
+class Attending(nn.Module):
+    """A top that no table describes: attention over the positions of a picture, its mean beside the largest values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.norm, self.last = nn.BatchNorm1d(64), nn.Linear(64, toy.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).transpose(1, 2)
+        seen, _ = self.attention(tokens, tokens, tokens, need_weights=False)
+        return self.last(self.norm(torch.cat([seen.mean(1), tokens.amax(1)], 1)))
+
+
+@pytest.mark.parametrize("bottom", ["trained", "frozen"])
+def test_the_top_may_be_any_module(
+    bottom: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    data, out = toy.dataset(), tmp_path / "run"
+    given: Any = {"data": data, "partition": toy.partition(data), "top": Attending()}
+    settings = toy.values("semisfl", "rounds=2", "model.cut=pool1", f"clients.bottom={bottom}")
+    whole = train(settings, device="cpu", **given)
+    stop = StopFlag()
+    train(settings, **given, device="cpu", out=out, stop=stop, observe=lambda row: stop.request())
+    described = RunDirectory.open(out).config().model
+    assert [layer.kind for layer in described.layers or ()] == ["conv", "relu", "pool"]
+    with pytest.raises(ConfigError, match="or its top as top="):
+        resume(out, device="cpu", **{**given, "top": None})
+    resumed = resume(out, device="cpu", **given)
+    for key in ("loss_supervised", "loss_semi"):
+        assert resumed.history[key] == whole.history[key]
+    Image.new("RGB", (12, 12)).save(tmp_path / "photo.png")
+    for command in ("predict", "evaluate --data digits", "export --to onnx"):
+        name, *more = command.split()
+        words = [name, str(out), *more, *[str(tmp_path)][: name == "predict"]]
+        assert main(words) == 2 and "load(path, top=...)" in capsys.readouterr().err
+    answer = load(out / "latest.safetensors", top=given["top"]).probabilities(data.test_images)
+    assert torch.equal(answer, predict(resumed.model, data.test_images, data))
+
+
+def test_devices_need_no_table_of_the_top() -> None:
+    """Simulated clients, and devices that build the bottom from a run's terms, compute the same."""
+    data, losses = toy.dataset(), []
+    for make_fleet in (None, Oracle):
+        torch.manual_seed(0)
+        settings = toy.values("semisfl", "model.cut=pool1")
+        run = assemble(
+            settings,
+            data,
+            toy.partition(data),
+            top=Attending(),
+            device="cpu",
+            make_fleet=make_fleet,
+        )
+        losses.append([run.method.round(index).loss_semi for index in range(2)])
+    assert losses[0] == losses[1]
+
+
+def test_a_top_that_a_table_describes_is_part_of_the_table(tmp_path: Path) -> None:
+    data = toy.dataset()
+    given: Any = {"data": data, "partition": toy.partition(data), "device": "cpu"}
+    top = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, toy.CLASSES)]
+    settings = toy.values("supervised", "model.cut=pool1", "rounds=1")
+    train(settings, top=top, out=tmp_path / "run", **given)
+    resume(tmp_path / "run", top=top, **given)
+    resume(tmp_path / "run", **given)
+    model = load(tmp_path / "run")
+    assert model.description.layers is not None and len(model.description.layers) == 6
