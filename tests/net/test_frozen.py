@@ -18,6 +18,7 @@ from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame, encode
 from semisfl.net.server import frozen as server_side
 from semisfl.net.server import uploads
+from semisfl.net.server.roster import REMOVED, remove_device
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
@@ -185,6 +186,27 @@ def test_a_server_that_is_killed_repeats_its_round_with_the_same_images(
         expected = simulated(config, late=2, first=stopped_in + 1)
         assert_same(net.experiment, expected)
         assert net.fleet.traffic.counts == expected.fleet.traffic.counts
+    finally:
+        net.close()
+
+
+def test_rows_of_a_removed_device_are_not_drawn_any_more(tmp_path: Path) -> None:
+    config = frozen(2, rounds=4)
+    net = Network(config, *toy_data(2), directory=tmp_path)
+    try:
+        sent(net, 0, 1)
+        for index, removed in enumerate(["client-0", "client-1", None]):
+            net.fleet.wait_ready()
+            net.experiment.method.round(index)
+            assert len(net.fleet.present()) == 2 - index % 2
+            if removed is not None:
+                remove_device(tmp_path, f"plaintext:{removed}")
+            net.fleet.settle(True)
+            if removed == "client-1":  # nobody is left
+                (tmp_path / REMOVED).unlink()
+                net.fleet.sessions.free_places()
+                sent(net, 0, 1)
+        assert net.fleet.image_counts() == {0: 12, 1: 12}
     finally:
         net.close()
 

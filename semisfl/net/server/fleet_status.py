@@ -42,7 +42,8 @@ class FleetStatus:
         with self._sessions.changed:
             sessions = dict(self._sessions.enrolled)
             last_seen = dict(self._sessions.last_seen)
-        for name, client in list(self._roster.index.items()):
+        index = self._roster.index  # another one once a device comes
+        for name, client in index.items():
             session, latest = sessions.get(client), self._latest.get(name, {})
             at = session.seen if session else last_seen.get(client)
             until = session.certificate.valid_until if session and session.certificate else None
@@ -65,4 +66,4 @@ class FleetStatus:
                 else latest.get("certificate_until"),
             }
             self._latest[name] = {key: value for key, value in status.items() if value is not None}
-        return [self._latest[name] for name in self._roster.index]
+        return [self._latest[name] for name in index]

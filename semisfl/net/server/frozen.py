@@ -81,11 +81,12 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
     def wait_ready(self) -> None:
         """Return once a quorum has sent its rows; then the images of the first round are fixed, on the disk too."""
         self.waiting.until_ready()
-        if not self._images:
-            first = self._folder / "first_round.json"
+        if not self._images and self.device_log.round is None:
+            first = self._folder / "first_round.json"  # a killed process may have begun it
             if not first.exists():
                 write_whole(first, json.dumps(self._published()).encode())
             self._images = json.loads(first.read_text())
+        self._images = self._images or self._published()
         self.waiting.wait(len(self.present()))  # a file that somebody removed is sent again
 
     def collect(self) -> bool:
