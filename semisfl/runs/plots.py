@@ -16,6 +16,7 @@ from semisfl.files import save_picture
 from semisfl.metrics import AXES, Axis, Metric, Panel, RoundMetrics, panels_of
 from semisfl.runs.declared import metrics_of
 from semisfl.runs.report import Group, Spread, accuracy_of
+from semisfl.settings.counts import amount
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,6 +106,9 @@ def _draw_chart(axes: "Axes", chart: Chart, groups: Sequence[Group]) -> None:
                 # Nothing is sent: a level to beat, not a curve.
                 axes.axhline(mean[-1], color=colour, ls=":")
                 continue
+            if chart.axis == GIGABYTES and x[0] == x[-1]:
+                # All is sent in the first round: one point.
+                x, mean, error = x[-1:], mean[-1:], error[-1:]
             axes.plot(x, mean, style, color=colour, marker="." if len(x) < 3 else "")
             if len(group.runs) > 1:
                 low = [m - e for m, e in zip(mean, error, strict=True)]
@@ -117,6 +121,11 @@ def _draw_chart(axes: "Axes", chart: Chart, groups: Sequence[Group]) -> None:
         title = f"{accuracy_of(group.judged_on for group in groups)} (%)"
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(chart.axis.title)
+    if chart.axis == GIGABYTES:
+        axes.set_xlim(left=0)
+        axes.set_xlabel("sent")
+        axes.xaxis.set_major_formatter(lambda value, _: amount(value / GIGABYTES.scale))
+        axes.locator_params(axis="x", nbins=5)
     if chart.axis == ROUNDS:
         whole = {"integer": True, "min_n_ticks": 1}  # there is no round 1.5
         axes.xaxis.get_major_locator().set_params(**whole)

@@ -98,6 +98,16 @@ def test_an_unfinished_seed_is_left_out_of_the_mean_with_a_note(tmp_path: Path) 
     assert plots._legend(group) == "SemiSFL (2 seeds)"
 
 
+def test_a_run_that_sends_once_is_one_point_in_the_chart_of_bytes(tmp_path: Path) -> None:
+    run = report.read_run(write_run(tmp_path / "r", [50.0, 80.0]))
+    for once, points in ((False, [1e-7, 2e-7]), (True, [1e-7])):
+        if once:
+            run.rounds[:] = [replace(one, bytes_total=100) for one in run.rounds]
+        picture = plots.picture([report.Group("SemiSFL", [run])], [plots.Chart(plots.GIGABYTES)])
+        (line,) = picture.axes[0].get_lines()
+        assert list(line.get_xdata()) == pytest.approx(points)
+
+
 # --- files -----------------------------------------------------------------------------------------
 
 
