@@ -684,48 +684,55 @@ def _short(
     return Exhibit(name=name, label="", title=title, parts=tuple(parts), notes=notes)
 
 
-# The mean of three runs and their standard deviation, as (FL)²'s authors report them, with 40 labels of CIFAR-10
-# and with 250 of SVHN: IID, Dir(0.3) and Dir(0.1). Beside a method: the preset, and the changes with which its
-# largest client completes its passes where clients differ.
-FIELD = {
-    "SemiFL": (
-        *("field+semifl_original", "semifl", "330", ((75.3, 2.8), (38.0, 2.7), (19.9, 7.5))),
-        ((43.3, 41.0), (42.7, 40.1), (82.3, 1.8)),
-    ),
-    "(FL)²": (
-        *("field", "fl2", "105", ((81.5, 7.4), (43.5, 7.5), (36.4, 1.4))),
-        ((94.6, 1.1), (92.6, 0.5), (88.0, 1.0)),
-    ),
-    "SemiSFL": ("field", "semisfl", "80", (), ()),
-    "SemiSFL, frontier": ("field+frontier", "semisfl", "80", (), ()),
+# The mean of three runs and their standard deviation, as (FL)²'s authors report them: IID, Dir(0.3) and Dir(0.1).
+FIELD_CIFAR10 = {
+    "SemiFL": ((75.3, 2.8), (38.0, 2.7), (19.9, 7.5)),
+    "(FL)²": ((81.5, 7.4), (43.5, 7.5), (36.4, 1.4)),
 }
-SVHN_250 = ("data.name=svhn", "data.labeled=250", "server.steps=125")
+FIELD_SVHN = {
+    "SemiFL": ((43.3, 41.0), (42.7, 40.1), (82.3, 1.8)),
+    "(FL)²": ((94.6, 1.1), (92.6, 0.5), (88.0, 1.0)),
+}
+FIELD_ROWS = {
+    "SemiFL": ("field+semifl_original", "semifl"),
+    "(FL)²": ("field", "fl2"),
+    "SemiSFL": ("field", "semisfl"),
+    "SemiSFL, frontier": ("field+frontier", "semisfl"),
+}
+FIELD_SKEWS = {"IID": (), "Dir(0.3)": dirichlet("0.3"), "Dir(0.1)": dirichlet("0.1")}
+FIELD_TITLE = "WRN-28-2, 10 of 100 clients, 5 local epochs, 800 rounds"
+FIELD_NOTE = "The values beside SemiFL and (FL)² with few labels are those of (FL)²'s paper."
+
+
+def _field_cells(
+    published: Mapping[str, Sequence[tuple[float, float]]],
+    steps: Mapping[str, int],
+    *data: str,
+) -> tuple[Cell, ...]:
+    """Return a cell for each method and partition; ``steps``: enough for the passes of each method's largest client."""
+    kept = {"fl2": ("optimizer.keep_momentum=true",)}
+    return tuple(
+        Cell(
+            row=row,
+            column=column,
+            preset=preset,
+            method=method,
+            changes=(*data, *skew, f"clients.steps={steps[method]}", *kept.get(method, ())),
+            paper=Value(*value, derived=True) if value else None,
+            rounds=800,
+        )
+        for row, (preset, method) in FIELD_ROWS.items()
+        for place, (column, skew) in enumerate(FIELD_SKEWS.items())
+        for value in [
+            (published[row][place][0], published[row][place][1] / 3**0.5)
+            if row in published
+            else None
+        ]
+    )
 
 
 def _field() -> Exhibit:
-    """Return the field's comparison, and SemiFL with as many steps as the other methods and with its authors'."""
-
-    def cells(number: int, data: tuple[str, ...]) -> tuple[Cell, ...]:
-        skews = {"IID": (), "Dir(0.3)": dirichlet("0.3"), "Dir(0.1)": dirichlet("0.1")}
-        return tuple(
-            Cell(
-                row=row,
-                column=column,
-                preset=preset,
-                method=method,
-                changes=(
-                    *(*data, *skew, *((f"clients.steps={steps}",) if skew else ())),
-                    *(("optimizer.keep_momentum=true",) if method == "fl2" else ()),
-                ),
-                paper=Value(mean, deviation / 3**0.5, derived=True) if published else None,
-                rounds=800,
-            )
-            for row, (preset, method, steps, *both) in FIELD.items()
-            for place, (column, skew) in enumerate(skews.items())
-            for published in [both[number]]
-            for mean, deviation in [published[place] if published else (0.0, 0.0)]
-        )
-
+    """Return the field's comparison with 40 labels, and SemiFL with equal steps and with those of its authors."""
     equal = Cell(row="SemiFL", column="equal steps", preset="cifar10", method="semifl")
     own = Cell(
         row="SemiFL",
@@ -735,13 +742,13 @@ def _field() -> Exhibit:
         paper=Value(93.0),
         rounds=800,
     )
+    few = _field_cells(FIELD_CIFAR10, {"semifl": 330, "fl2": 105, "semisfl": 80})
     return Exhibit(
         name="field",
         label="",
-        title="The field's setting: WRN-28-2, 10 of 100 clients, 5 local epochs, 800 rounds",
+        title=f"The field's setting: {FIELD_TITLE}",
         parts=(
-            Part(title="CIFAR-10, 40 labels", columns="distribution", cells=cells(0, ())),
-            Part(title="SVHN, 250 labels", columns="distribution", cells=cells(1, SVHN_250)),
+            Part(title="CIFAR-10, 40 labels", columns="distribution", cells=few),
             Part(title="CIFAR-10, 4,000 labels, IID", columns="steps", cells=(equal, own)),
             Part(
                 title="CIFAR-10, 4,000 labels, IID: GB sent",
@@ -751,10 +758,23 @@ def _field() -> Exhibit:
             ),
         ),
         notes=(
-            "The values beside (FL)² and SemiFL are those of (FL)²'s paper, and with 4,000 labels of SemiFL's.",
+            FIELD_NOTE,
             "Equal steps: 50 of 64 images on a client, 100 of 64 on the server, AlexNet, 10 of 30 clients. As "
             "published: up to 230 of 10 images on a client, 80 of 250 on the server, WRN-28-2, 10 of 100 clients.",
         ),
+    )
+
+
+def _field_svhn() -> Exhibit:
+    """Return the field's comparison on SVHN with 250 labels, of which five passes are 125 steps."""
+    data = ("data.name=svhn", "data.labeled=250", "server.steps=125")
+    cells = _field_cells(FIELD_SVHN, {"semifl": 475, "fl2": 150, "semisfl": 115}, *data)
+    return Exhibit(
+        name="field-svhn",
+        label="",
+        title=f"The field's setting on SVHN: {FIELD_TITLE}",
+        parts=(Part(title="SVHN, 250 labels", columns="distribution", cells=cells),),
+        notes=(FIELD_NOTE,),
     )
 
 
@@ -768,6 +788,7 @@ EXHIBITS = {
         *(_ADAPTATION, _figure13()),
         _choices(),
         _field(),
+        _field_svhn(),
         _short(
             "short",
             "All six methods, Dirichlet(0.1), 200 rounds",
