@@ -1,6 +1,7 @@
 """Clients with a frozen bottom encode their images once; rounds draw from the rows they left."""
 
 import logging
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,18 @@ def test_views_differ_by_client_and_by_view() -> None:
     for kind in VIEWS:
         assert not torch.equal(rows[kind], others[kind])
         assert not torch.equal(rows[kind][:, 0], rows[kind][:, 1])
+
+
+def test_clients_with_the_same_images_draw_noise_of_their_own() -> None:
+    images, noise = toy_data(3)[0].images[:4], []
+    for client in ("0", "1"):
+        noisy, clear = (
+            rows_of(frozen(policy={"clip": NOISE["clip"], "noise": deviation}), images, client)
+            for deviation in (NOISE["noise"], 0.0)
+        )
+        noise.append(noisy["weak"] - clear["weak"])
+    # Rounding to the grid of the noise changes less than a tenth of its deviation.
+    assert (noise[0] - noise[1]).abs().max() > NOISE["clip"] * NOISE["noise"]
 
 
 def test_rows_are_those_of_augmented_images() -> None:
@@ -235,20 +248,31 @@ def test_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> 
     assert written.items() <= kept.items(), "images were encoded again"
 
 
-def test_rows_of_other_settings_are_not_used(tmp_path: Path) -> None:
-    def rows(config: Config) -> tuple[Tensor, int]:
+@pytest.mark.parametrize(
+    "changes", [{"data": {"augment": {"cutout": 8}}}, {"policy": NOISE}, {}], ids=str
+)
+def test_rows_of_other_settings_or_weights_are_not_used(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / FOLDER / "0.rows"
+
+    def rows(config: Config, factor: float = 1.0) -> tuple[Tensor, int]:
         experiment, fleet = here(config)
         fleet.open(tmp_path)
-        fleet.start_round(plan(config, experiment.method.student.bottom.state_dict()))
-        return fleet.forward().student.detach(), (tmp_path / FOLDER / "0.rows").stat().st_ino
+        bottom = experiment.method.student.bottom.state_dict()
+        bottom = {name: factor * tensor for name, tensor in bottom.items()}
+        fleet.start_round(plan(config, bottom))
+        return fleet.forward().student.detach(), file.stat().st_ino
 
-    first, file = rows(frozen())
+    first, written = rows(frozen())
     again, same = rows(frozen())
-    assert torch.equal(first, again)
-    assert same == file
-    other, _ = rows(frozen(data={"augment": {"cutout": 8}}))
-    assert not torch.equal(first, other)
-    assert all(file.suffix == ".rows" for file in (tmp_path / FOLDER).iterdir())
+    assert torch.equal(first, again) and same == written
+    os.truncate(file, file.stat().st_size - 1)  # the rows of one image are not whole
+    again, other = rows(frozen())
+    assert torch.equal(first, again) and other != written
+    others, _ = rows(frozen(**changes), 1.0 if changes else 2.0)
+    assert not torch.equal(first, others)
+    assert all(one.suffix == ".rows" for one in file.parent.iterdir())
 
 
 # --- rows that are there already ------------------------------------------------------------------
