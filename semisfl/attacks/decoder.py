@@ -19,7 +19,7 @@ BATCH, RATE = 32, 2e-3
 """Images per step, and the largest learning rate: it rises and falls again (Smith and Topin 2018)."""
 HIDDEN = 512
 """Units between features without positions and the first picture made of them."""
-CHANNELS = 12
+CHANNELS = 16
 """Channels of a picture of the full size; one of half the size has twice as many. There are 16 to 256."""
 
 
@@ -39,12 +39,20 @@ def decoder_of(takes: Sequence[int], gives: Sequence[int]) -> nn.Sequential:
         layers += [nn.Linear(HIDDEN, width * prod(grid)), nn.Unflatten(1, (width, *grid))]
     # Its weights for each position tell the convolutions where they are.
     layers += [nn.LayerNorm([width, *grid]), _residual(width)]
-    while 2 * grid[0] < 1.25 * size[0]:
+    while 4 * grid[0] < 1.25 * size[0]:
         before, grid = width, [2 * side for side in grid]
         width = _width(grid, size)
         layers += [nn.Conv2d(before, 4 * width, 1), nn.PixelShuffle(2), _residual(width)]
-    layers += [nn.Upsample(tuple(size), mode="bilinear"), nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1), nn.Sigmoid())
+    # The last enlargement makes pixels at once: layers at the full size would take most of the time.
+    return nn.Sequential(
+        *layers,
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Conv2d(width, 4 * channels, 3, padding=1),
+        nn.PixelShuffle(2),
+        nn.Upsample(tuple(size), mode="bilinear"),
+        nn.Sigmoid(),
+    )
 
 
 def _width(grid: Sequence[int], size: Sequence[int]) -> int:

@@ -45,7 +45,10 @@ def leakage(
             "content). May be repeated. Default: none, and the run's own policy.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train a preset first.")] = 3,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, help="Rounds to train a preset first, unless its bottom is frozen."),
+    ] = 3,
     uses: Annotated[
         int,
         typer.Option(
@@ -104,7 +107,7 @@ def leakage(
         return
     _print_leakage(result)
     print(
-        f"saved in {out}: leakage.json, and leakage.png with each original above its rebuilt image"
+        f"saved in {out}: leakage.json, and leakage.png with originals above what was rebuilt of them"
     )
 
 
