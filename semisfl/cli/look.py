@@ -29,6 +29,10 @@ SECTIONS = {
         "models and their parameters: --set model.name=NAME",
         ("name", "input", "classes", "features", "bottom", "top"),
     ),
+    "weights": (
+        "weights: --set model.weights=NAME, or a file",
+        ("name", "model", "summary", "licence"),
+    ),
     "data": ("data: --set data.name=NAME, or a path to images", ("name", "summary")),
     "codecs": ("codecs: --set wire.models=NAME", ("name", "summary")),
     "aggregates": ("aggregates: --set robust.aggregate=NAME", ("name", "summary")),
@@ -38,7 +42,7 @@ SECTIONS = {
 
 
 def list_(json_: Json = False) -> None:
-    """List presets, methods, models, data sets, codecs, aggregates and sinks."""
+    """List presets, methods, models, weights, data sets, codecs, aggregates and sinks."""
     from semisfl.settings import catalog
     from semisfl.settings.presets import PRESETS, VARIANTS
 
@@ -47,6 +51,7 @@ def list_(json_: Json = False) -> None:
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
         "methods": _entries(catalog.METHODS, "title", "summary", "note"),
         "models": _models(),
+        "weights": _entries(catalog.WEIGHTS, "model", "summary", "licence"),
         "data": _entries(catalog.DATA, "summary"),
         "codecs": _entries(catalog.CODECS, "summary"),
         "aggregates": _entries(catalog.AGGREGATES, "summary"),

@@ -122,6 +122,8 @@ def plan(
             f"of {plans.ROUNDS} drawn rounds of {plural(config.clients.active, 'client')} with {held.mean:,.0f} "
             f"images each; {USUAL}"
         )
+        if origin := lookup.origin_of(str(config.model.weights)):
+            print(f"weights: {origin}")
     picture = (
         None
         if chosen

@@ -22,7 +22,7 @@ from semisfl.models.modules import layers_of
 from semisfl.models.zoo import MODELS
 from semisfl.runs.run_data import chosen
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.plain_values import read_about
+from semisfl.settings.lookup import origin_of
 from semisfl.settings.sections import one_line
 from semisfl.settings.version import VERSION
 
@@ -123,7 +123,7 @@ def describe(
     if settings["model"]["weights"] is not None:
         settings["model"] |= {
             "weights": Path(settings["model"]["weights"]).name,
-            "origin": read_about(settings["model"]["weights"]).get("origin"),
+            "origin": origin_of(settings["model"]["weights"]),
         }
     return Description(
         classes=data.classes,

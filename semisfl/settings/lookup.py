@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from semisfl.settings import catalog
 from semisfl.settings.catalog import NamedAggregate, NamedCodec, NamedData, NamedMethod
+from semisfl.settings.plain_values import read_about
 from semisfl.settings.sections import ConfigError, Section
 
 Entry = TypeVar("Entry", NamedMethod, NamedData, NamedCodec, NamedAggregate)
@@ -92,6 +93,13 @@ def title_of(name: str) -> str:
     """Return a method's name as people write it. A report may have runs of methods that are not installed."""
     entry = _without_import(name)
     return entry.title if entry else name.rpartition(":")[2]
+
+
+def origin_of(weights: str) -> str | None:
+    """Return source and licence of what ``model.weights`` names; None: its file does not say."""
+    if entry := catalog.WEIGHTS.get(weights):
+        return f"{entry.summary}, licence: {entry.licence}"
+    return read_about(weights).get("origin")
 
 
 def note_of(name: str) -> str:

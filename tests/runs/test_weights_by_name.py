@@ -18,6 +18,7 @@ from semisfl.models.build import build
 from semisfl.runs.pretrained import Pretrained
 from semisfl.settings import catalog
 from semisfl.settings.config import ConfigError, parse
+from semisfl.use.model_card import card
 from tests import toy
 
 LITE0 = "efficientnet-lite0"
@@ -57,6 +58,7 @@ def test_imagenet_weights_train_on_grey_images_normalised_as_they_need(tmp_path:
     train(settings, data=grey(), out=tmp_path / "run", device="cpu")
     trained = load(tmp_path / "run")
     assert trained.description.shape == (3, 32, 32)
+    assert "TensorFlow's file, licence: Apache-2.0" in card(trained)
     assert trained.description.mean == pytest.approx([127 / 255] * 3)
     assert trained.description.std == pytest.approx([128 / 255] * 3)
     stored = Pretrained.read("imagenet", LITE0).tensors
