@@ -431,7 +431,9 @@ class FrozenTwin(PlainTwin):
             return self.student.bottom(self.normalizer(made).contiguous())
 
 
-@pytest.mark.parametrize("changes", [{}, {"model": {"layers": BATCHNORM}}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"model": {"layers": BATCHNORM}}, {"semisfl": {"clustering": False}}], ids=str
+)
 def test_rounds_are_those_of_the_plain_twin(changes: dict) -> None:
     config = frozen(rounds=3, clients={"active": 2}, **changes)
     experiment, fleet = here(config)
