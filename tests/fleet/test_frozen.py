@@ -20,9 +20,7 @@ from semisfl.data.partition import Partition
 from semisfl.data.positions import draw_positions
 from semisfl.engine.weights import State
 from semisfl.fleet.base import SplitRound, draw_active
-from semisfl.fleet.caps import RoundUse, Spent
 from semisfl.fleet.codec import codec_named, state_bytes
-from semisfl.fleet.consent import objections
 from semisfl.fleet.frozen import FOLDER, FrozenFleet
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.rows import Encoder, RowFile
@@ -35,14 +33,13 @@ from semisfl.runs.sinks import Callback
 from semisfl.runs.start import resume, train
 from semisfl.settings import presets
 from semisfl.settings.config import Config, ConfigError, override, parse
-from semisfl.settings.policy import PolicyBreach, read_policy, row_bits
+from semisfl.settings.policy import PolicyBreach, row_bits
 from tests.net.harness import BATCHNORM, tiny, toy_data
 from tests.toy import but_for_time
 from tests.twin import PlainTwin, largest_difference
 
 VIEWS = {"weak": 2, "strong": 3}
 NOISE = {"clip": 4.0, "noise": 0.1}
-STRICT = read_policy(Path(__file__).parents[2] / "policies" / "strict.toml")
 
 
 def frozen(count: int = 3, **changes: Any) -> Config:
@@ -471,17 +468,6 @@ def test_all_views_of_an_image_and_nothing_else_count_against_its_quotas() -> No
         here(frozen(policy={**NOISE, quota: value}))
         with pytest.raises(PolicyBreach, match=rf"{quota} = .* lower clients\.weak_views = 2 or"):
             here(frozen(policy={**NOISE, quota: value - 1}))
-
-
-def test_the_strict_policy_has_room_for_the_usual_views_of_each_image_in_int8() -> None:
-    wire = {"student_features": "int8", "teacher_features": "int8"}
-    usual = {"weak_views": 2, "strong_views": 4}
-    for views, fits in ((usual, True), ({**usual, "strong_views": 5}, False)):
-        config = frozen(clients=views, wire=wire)
-        assert objections(STRICT, config) == []
-        used = Spent().plus(RoundUse(sum(config.clients.views.values())))
-        assert (used.excess(STRICT) is None) == fits
-    assert all("is finer" in line for line in objections(STRICT, frozen()))
 
 
 def test_a_teacher_that_follows_on_clients_has_no_effect(caplog: Any) -> None:

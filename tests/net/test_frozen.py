@@ -23,7 +23,7 @@ from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
-from semisfl.settings.policy import DevicePolicy
+from semisfl.settings.policy import DevicePolicy, read_policy
 from tests.cli.test_deploy import TINY, joined, labeled, serve_words, served
 from tests.net.harness import (
     BATCHNORM,
@@ -37,7 +37,8 @@ from tests.net.harness import (
 )
 
 __all__ = ["labeled"]  # a fixture
-NOISY = {"clip": 4.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1}
+NOISY = {"clip": 4.0, "noise": 0.1}
+STRICT = read_policy(Path(__file__).parents[2] / "policies" / "strict.toml")
 CODECS = {"student_features": "int8", "teacher_features": "fp16", "models": "bf16"}
 
 
@@ -298,6 +299,20 @@ def test_each_image_counts_once_also_over_restarts(
     with network(frozen(1, seed=8)) as net:  # other views of the same images
         reason = ended(net.join(0, policy=policy, allowance=Allowance(file)))
         assert "an image would be used 10 times" in reason
+
+
+def test_the_strict_policy_sends_the_usual_views_of_an_image_in_int8_and_no_more(
+    tmp_path: Path,
+) -> None:
+    allowance = Allowance(tmp_path / "strict.spent.json")
+    wire = {"student_features": "int8", "teacher_features": "int8"}
+    with network(frozen(1, clients={"strong_views": 4}, wire=wire)) as net:
+        sent(net, 0, policy=STRICT, allowance=allowance)
+    assert {uses for uses, _ in allowance.classified.images.values()} == {6}
+    with network(frozen(1, clients={"strong_views": 5}, wire=wire)) as net:
+        assert "uses_per_image = 6" in ended(net.join(0, policy=STRICT))
+    with network(frozen(1, clients={"bottom": "trained"}, wire=wire)) as net:
+        assert "set clients.bottom = 'frozen'" in ended(net.join(0, policy=STRICT))
 
 
 def test_rows_that_are_sent_again_have_the_same_noise(tmp_path: Path) -> None:
