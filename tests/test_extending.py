@@ -28,7 +28,7 @@ from semisfl.settings import config, lookup
 from semisfl.settings.config import ConfigError
 from semisfl.settings.toml import commented_toml, to_toml
 from tests import processes, toy
-from tests.packages import EXAMPLE, PLACE, imported_anew
+from tests.packages import EXAMPLE, PLACE, SOFT, imported_anew, written_in_the_documentation
 from tests.sizes import sizes_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,15 +56,6 @@ def test_the_documentation_shows_the_example() -> None:
     (file,) = EXAMPLE.rglob("method.py")
     assert file.read_text(encoding="utf-8").strip() in page
     assert PLACE in page
-
-
-def written_in_the_documentation(folder: Path, name: str) -> None:
-    """Make the package ``mypackage`` in ``folder`` with a module of docs/own-method.md."""
-    page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
-    block = page[page.index(f"# mypackage/{name}.py") :].partition("```")[0]
-    (folder / "mypackage").mkdir()
-    (folder / "mypackage" / "__init__.py").write_text("")
-    (folder / "mypackage" / f"{name}.py").write_text(block)
 
 
 # --- through the command line ---------------------------------------------------------------------
@@ -145,21 +136,20 @@ def test_a_split_method_of_one_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """It learns, is limited, resumes exactly and costs what its formula says."""
     written_in_the_documentation(tmp_path, "soft")
     monkeypatch.syspath_prepend(str(tmp_path))
-    soft = "mypackage.soft:SoftWeights"
-    experiment = toy.assemble(soft, "rounds=4", "optimizer.lr=0.1")
+    experiment = toy.assemble(SOFT, "rounds=4", "optimizer.lr=0.1")
     result = run_rounds(experiment)
     assert result.accuracy > 30 and 0 < result.rounds[-1]["mask_rate"] < 1
     sizes = sizes_of(models.split(toy.network(), (3, 12, 12), projection=8), 8, 4)
-    cost = cost_of(lookup.method(soft), sizes, experiment.config)
+    cost = cost_of(lookup.method(SOFT), sizes, experiment.config)
     assert cost is not None and experiment.fleet.traffic.total() == 4 * 2 * cost.total > 0
     limits = ("rounds=2", "clients.active=3", "robust.features=limited")
-    first, second = (toy.assemble(soft, *limits) for _ in range(2))
+    first, second = (toy.assemble(SOFT, *limits) for _ in range(2))
     rows = [first.method.round(0)]
     state = copy.deepcopy(first.method.state_dict())
     rows.append(first.method.round(1))
     second.method.load_state_dict(state)
     assert second.method.round(1) == rows[1]
-    assert rows[0].loss_semi != rows[1].loss_semi and lookup.title_of(soft) == "Soft weights"
+    assert rows[0].loss_semi != rows[1].loss_semi and lookup.title_of(SOFT) == "Soft weights"
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -14,27 +14,31 @@ from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
 from tests.net.harness import SIDE, audited, network, tiny, toy_data, until
-from tests.packages import EXAMPLE, PLACE, imported_anew
+from tests.packages import EXAMPLE, PLACE, SOFT, imported_anew, written_in_the_documentation
 
 
 @pytest.fixture(autouse=True)
-def reachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def reachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    written_in_the_documentation(tmp_path, "soft")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    with imported_anew("fedavg_fixmatch"):
+    with imported_anew("fedavg_fixmatch", "mypackage"):
         yield
 
 
 def settings(method: str) -> Config:
-    return tiny(2, method=method, fixmatch={"confidence_threshold": 0.2})
+    own = {"fixmatch": {"confidence_threshold": 0.2}} if method == PLACE else {}
+    return tiny(2, method=method, **own)
 
 
-def test_it_runs_as_in_one_process() -> None:
-    config = settings(PLACE)
+@pytest.mark.parametrize("method", [PLACE, SOFT])
+def test_it_runs_as_in_one_process(method: str) -> None:
+    config = settings(method)
     data, partition = toy_data(2)
     local = assemble(config, data, partition, device="cpu")
     expected = run_rounds(local)
     with network(config) as net:
-        net.join_all(allow_methods=[PLACE])
+        net.join_all(allow_methods=[method])
         got = run_rounds(net.experiment)
         assert net.fleet.traffic.counts == local.fleet.traffic.counts
         for ours, theirs in zip(got.rounds, expected.rounds, strict=True):

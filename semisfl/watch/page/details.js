@@ -72,7 +72,7 @@ Watch.views = (() => {
     const clock = (time) => (time ? String(time).slice(5).replace("T", " ").replace("Z", "") : "–");
     const days = (until) => (until ? Math.floor((Date.parse(until) - Date.now()) / 864e5) : null);
     const daysLeft = (row) => (row.days == null ? "–" : row.days >= SOON ? format.count(row.days)
-      : el("span", { class: "badge WARNING", title: "Renew it: semisfl certs renew" }, row.days < 0 ? "expired" : String(row.days)));
+      : el("span", { class: "badge WARNING", title: "Renew it: semisfl certs request, then certs sign" }, row.days < 0 ? "expired" : String(row.days)));
     // gRPC writes ipv6:%5B::1%5D:49152; only the brackets are ever written so.
     const address = (peer) => String(peer ?? "–").replace("%5B", "[").replace("%5D", "]");
     const list = table({
