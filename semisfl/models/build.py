@@ -146,12 +146,17 @@ def build_model(
 def build_bottom(config: Config, shape: Shape, classes: int) -> SplitModel:
     """Return the model of a device in a split method: its bottom, and no top. Raises ValueError like `build`."""
     table = [layer for _, layer in layers_by_cut(config.model, whole=False)[0]]
-    with global_seed(0):  # the server sends the weights
+    bottom, features = bottom_of(table, shape, classes)
+    bottom = freeze(bottom) if config.clients.bottom == "frozen" else bottom
+    return SplitModel(bottom, Layers(), nn.Identity(), features)
+
+
+def bottom_of(table: Sequence[Layer], shape: Shape, classes: int) -> tuple[nn.Sequential, int]:
+    """Return the bottom whose layers are ``table``, for weights that a server sends, and the length of its features."""
+    with global_seed(0):
         layers = modules_of(table, shape, classes, whole=False)
     sides = place(table, shape, classes, whole=False)[-1].gives
-    bottom = flat(layers, sides)
-    bottom = freeze(bottom) if config.clients.bottom == "frozen" else bottom
-    return SplitModel(bottom, Layers(), nn.Identity(), prod(sides))
+    return flat(layers, sides), prod(sides)
 
 
 def with_top(

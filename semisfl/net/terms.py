@@ -23,7 +23,6 @@ from semisfl.net.ranges import check_images, check_settings
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.settings.policy import DIGEST
-from semisfl.settings.run import ModelConfig
 
 _ALWAYS: dict[str, Any] = {
     **dict.fromkeys(("seed", "wire"), True),
@@ -128,9 +127,22 @@ class Terms:
             raise ValueError(f"bottom = {self.bottom!r:.80} does not fit clients.bottom")
 
     def placed(self) -> tuple[list[Placed], int]:
-        """Return the layers that a device builds with their shapes, and how many are its own in a split method."""
-        works = lookup.method(self.config.method).works
-        return placed_model(self.config.model, self.shape, self.classes, whole=bool(works))
+        """Return the layers that a device builds with their shapes, and how many are its own in a split method.
+
+        Raises `WireError` if they cannot be built.
+        """
+        whole = bool(lookup.method(self.config.method).works)
+        layers, held = layers_by_cut(self.config.model, whole=whole)
+        try:
+            placed = place([layer for _, layer in layers], self.shape, self.classes, whole=whole)
+        except ValueError as error:
+            raise WireError(f"the model of these terms cannot be built: {error}") from error
+        if not isinstance(held, int) or not 1 <= held < len(placed) + (not whole):
+            raise WireError(f"the model of these terms cannot be cut at {held!r:.60}")
+        for side, part in (("device", placed[:held]), ("server", placed[held:])):
+            if (part or whole) and not any(layer.parameters for layer in part):
+                raise WireError(f"the model of these terms leaves the {side} no parameters")
+        return placed, held
 
     @property
     def digest(self) -> str:
@@ -153,23 +165,3 @@ def bottom_digest(config: Config, model: SplitModel) -> str | None:
     if config.clients.bottom == "trained":
         return None
     return weights_digest(roundtrip_state(model.bottom.state_dict(), config.wire.models))
-
-
-def placed_model(
-    model: ModelConfig, shape: Shape, classes: int, *, whole: bool = True
-) -> tuple[list[Placed], int]:
-    """Return every layer with its shapes, or only the bottom's, and how many are the bottom's.
-
-    Raises `WireError` if the model cannot be built.
-    """
-    layers, held = layers_by_cut(model, whole=whole)
-    try:
-        placed = place([layer for _, layer in layers], shape, classes, whole=whole)
-    except ValueError as error:
-        raise WireError(f"the model of these terms cannot be built: {error}") from error
-    if not isinstance(held, int) or not 1 <= held < len(placed) + (not whole):
-        raise WireError(f"the model of these terms cannot be cut at {held!r:.60}")
-    for side, part in (("device", placed[:held]), ("server", placed[held:])):
-        if (part or whole) and not any(layer.parameters for layer in part):
-            raise WireError(f"the model of these terms leaves the {side} no parameters")
-    return placed, held

@@ -34,8 +34,9 @@ from semisfl.files import cache_folder, printable
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.rows import Encoder
-from semisfl.models.build import build
-from semisfl.models.shapes import MAX_OUTPUT, Placed
+from semisfl.models.build import bottom_of
+from semisfl.models.layers import cut_layers
+from semisfl.models.shapes import MAX_OUTPUT, Placed, place
 from semisfl.net import chunks
 from semisfl.net.client.connection import Target, open_channel
 from semisfl.net.client.owner import Owner
@@ -43,13 +44,11 @@ from semisfl.net.client.rejection import explained, plain
 from semisfl.net.client.shown_terms import image_line, layer_lines
 from semisfl.net.frames import Schema, TensorSpec, WireError, decode, encode
 from semisfl.net.ranges import check_images
-from semisfl.net.terms import placed_model
 from semisfl.runs import checkpoint
 from semisfl.settings import lookup
 from semisfl.settings.counts import plural
 from semisfl.settings.layer_kinds import name_layers, parse_layers
 from semisfl.settings.policy import feature_bits
-from semisfl.settings.run import ModelConfig
 from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier, Predictions, load, predictions
 from semisfl.use.pictures import ListedPictures, Pictures, content_digest, list_pictures
@@ -89,9 +88,7 @@ class ServedModel(BaseModel):
     std: tuple[float, ...]
     """Standard deviation of each channel, likewise."""
     layers: list[dict[str, Any]] | None
-    """The whole model as a table; None: the user passed code that no table describes."""
-    cut: int | Name | None
-    """The last layer of the bottom, by its name or number; None: the layer before the first linear one."""
+    """The bottom as a table; None: the user passed code that no table describes."""
     identity: Name
     """Names a model and its cut; a bottom and a top that belong together have the same identity."""
     features: int = Field(ge=1, le=MAX_OUTPUT)
@@ -108,8 +105,8 @@ class ServedModel(BaseModel):
             shape=about.shape,
             mean=about.mean,
             std=about.std,
-            layers=about.layers,
-            cut=about.cut,
+            layers=_named(about.layers or about.bottom_layers)[: len(cut_layers(model.network)[0])]
+            or None,
             identity=model.identity,
             features=model.network.features,
             bottom=checkpoint.digest(bottom) if "bottom" in model.parts else None,
@@ -144,19 +141,15 @@ class ServedModel(BaseModel):
     @cached_property
     def device_layers(self) -> list[Placed]:
         """Return the layers that the device runs, with their shapes."""
-        table = ModelConfig(layers=parse_layers(self.layers), cut=self.cut)
-        placed, held = placed_model(table, self.shape, len(self.classes))
-        return placed[:held]
+        return place(parse_layers(self.layers), self.shape, len(self.classes), whole=False)
 
     def terms(self) -> dict[str, Any]:
         """Return what the digest covers: the device's layers and weights, and how images are prepared.
 
         The top, the names of the classes and the identity are the server's own business.
         """
-        layers = name_layers(parse_layers(self.layers or []))
-        held = layers[: len(self.device_layers)] if self.layers else []
         return {
-            "classify": [layer.model_dump(mode="json") | {"name": name} for name, layer in held],
+            "classify": _named(self.layers),
             "shape": list(self.shape),
             "mean": list(self.mean),
             "std": list(self.std),
@@ -168,6 +161,12 @@ class ServedModel(BaseModel):
         """Return the text by which an owner accepts these terms: ``sha256:`` and 64 hexadecimal digits."""
         text = json.dumps(self.terms(), sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _named(layers: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return a table in its one canonical form, in which every layer has a name."""
+    named = name_layers(parse_layers(layers)) if layers else []
+    return [layer.model_dump(mode="json") | {"name": name} for name, layer in named]
 
 
 def text_of_model(model: ServedModel) -> str:
@@ -304,13 +303,9 @@ class ModelClient(contextlib.AbstractContextManager["ModelClient"]):
                 f"{self._target.address} serves a top alone; give the bottom as a file, --bottom"
             )
         self._owner.approval.check(model.digest)
-        layers = parse_layers(model.layers)
-        # Tensors on "meta" take no memory: the top, which stays on the server, is never allocated.
-        with torch.device("meta"):
-            network = build(
-                layers, model.shape, len(model.classes), cut=model.cut, projector="none"
-            )
-        bottom = network.bottom.eval().requires_grad_(False)
+        with torch.device("meta"):  # tensors there take no memory
+            bottom, _ = bottom_of(parse_layers(model.layers), model.shape, len(model.classes))
+        bottom.eval().requires_grad_(False)
         bottom.load_state_dict(self._weights(bottom.state_dict(), model.bottom), assign=True)
         return Encoder(bottom, Normalizer.of(model.mean, model.std), self._outgoing)
 

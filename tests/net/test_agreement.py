@@ -13,12 +13,13 @@ from semisfl.fleet.caps import Spent
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.models.build import build_model
 from semisfl.models.split import parameter_count
+from semisfl.models.zoo import MODELS
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.member import Member
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.messages import SMALL, Schemas
-from semisfl.net.terms import Terms, bottom_digest, placed_model
+from semisfl.net.terms import Terms, bottom_digest
 from semisfl.settings.config import Config
 from semisfl.settings.layer_kinds import MAX_LAYERS
 from semisfl.settings.policy import DevicePolicy
@@ -221,14 +222,16 @@ def test_a_device_makes_no_model_without_limit(layers: Any, error: str) -> None:
         Member(received, lambda shape: pytest.fail("too late"), hardware)
 
 
-@pytest.mark.parametrize(("cut", "side"), [(1, "device"), (4, "server")])
-def test_a_model_that_leaves_one_side_nothing_to_train_is_refused(cut: int, side: str) -> None:
+@pytest.mark.parametrize(
+    ("cut", "side", "method"), [(1, "device", "semisfl"), (4, "server", "fedswitch")]
+)
+def test_a_model_that_leaves_one_side_nothing_to_train_is_refused(
+    cut: int, side: str, method: str
+) -> None:
     rows = [{"kind": "relu"}, {"kind": "conv", "channels": 3}, *HEAD, {"kind": "relu"}]
-    received = Terms.from_json(changed(terms(), "config.model.layers", rows), ["semisfl"])
+    text = terms(tiny(method=method, model={"layers": rows, "cut": cut}))
     with pytest.raises(WireError, match=f"leaves the {side} no parameters"):
-        placed_model(
-            received.config.model.model_copy(update={"cut": cut}), (1, SIDE, SIDE), CLASSES
-        )
+        Terms.from_json(text, [method]).placed()
 
 
 # --- frames out of turn --------------------------------------------------------------------------
@@ -263,7 +266,7 @@ def test_a_device_builds_the_servers_bottom_from_the_bottoms_layers_alone(
     sent = Terms(settings, shape, 5, (0.5,) * 3, (0.5,) * 3, bottom_digest(settings, server))
     received = Terms.from_json(sent.to_json(), ["semisfl"])
     layers, held = received.placed()
-    assert len(layers) == held < len(placed_model(settings.model, shape, 5)[0])
+    assert len(layers) == held < len(MODELS[name].table())
     assert (
         sum(one.parameters for one in layers) == parameter_count(server.bottom)
         or bottom == "frozen"

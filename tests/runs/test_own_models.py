@@ -17,6 +17,7 @@ from semisfl.settings import config
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
 from semisfl.use.classifier import load, predict
+from semisfl.use.split_inference import ServedModel
 from tests import toy
 from tests.net.harness import Oracle
 
@@ -180,7 +181,9 @@ def test_the_top_may_be_any_module(
         name, *more = command.split()
         words = [name, str(out), *more, *[str(tmp_path)][: name == "predict"]]
         assert main(words) == 2 and "load(path, top=...)" in capsys.readouterr().err
-    answer = load(out / "latest.safetensors", top=given["top"]).probabilities(data.test_images)
+    model = load(out / "latest.safetensors", top=given["top"])
+    assert ServedModel.of(model).downloadable, "a device of `classify` needs the bottom alone, too"
+    answer = model.probabilities(data.test_images)
     assert torch.equal(answer, predict(resumed.model, data.test_images, data))
 
 

@@ -214,7 +214,6 @@ def test_invalid_requests_are_refused_and_the_server_continues(
         {"features": 10**12},
         {"features": 1},
         {"bottom": "../../x"},
-        {"cut": 99},
         {"layers": [{"kind": "conv", "channels": 10**9}]},
         {"layers": "cnn"},
     ],
