@@ -67,10 +67,10 @@ def check_partition(config: Config, partition: Partition, data: Dataset) -> None
     least two classes; a class without one is a warning. Devices bring their own images.
     """
     simulated = config.fleet.kind != "network" and config.data.features is None
-    if simulated and len(partition.clients) != config.clients.total:
+    if simulated and (clients := len(partition.clients)) != config.clients.total:
         raise ConfigError(
-            f"the data has {plural(len(partition.clients), 'client')} but clients.total = {config.clients.total}; "
-            f"set clients.total = {len(partition.clients)}"
+            f"the data has {plural(clients, 'client')} but clients.total = {config.clients.total}; set clients.total = {clients}"
+            + f" and clients.active = {clients}" * (clients < config.clients.active)
         )
     if simulated and not all(map(len, partition.clients)):
         raise ValueError("the partition gives a client no images; leave the client out")
