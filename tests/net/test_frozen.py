@@ -270,7 +270,7 @@ def test_a_device_waits_while_the_disk_is_full(
     with network(frozen(1)) as net:
         (device,) = sent(net, 0)
         assert device.link.losses == 2 and not net.strikes
-    assert "cannot write the rows: No space left on device" in caplog.text
+    assert "cannot write what it has to keep: No space left on device" in caplog.text
 
 
 # --- quotas ----------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_a_device_waits_longer_each_time_until_it_has_its_place(
         link = net.join(0).link
         until(lambda: link._failures >= 3)
         assert link.losses >= 3, "it was welcomed each time"
-        assert "(the server cannot write down who has a place: No such file or dir" in caplog.text
+        assert "(the server cannot write what it has to keep: No such file or dir" in caplog.text
         (tmp_path / "full").mkdir()
         until(lambda: link._current is not None and link._current.enrolled)
         net.fleet.sessions.enrolled[0].close(grpc.StatusCode.UNAVAILABLE, "lost")

@@ -72,8 +72,6 @@ class Device:
         """Rounds this device did its part of to the end."""
         self.finished = False
         """Whether the device ended because the server needs nothing more of it."""
-        self.ending = "the run is finished"
-        """Why it ended then."""
         self.joined: Member | None = None
         """The device's part in a run, once it has accepted the terms."""
         self.outgoing, self.allowance = connection.outgoing, connection.owner.allowance

@@ -61,15 +61,15 @@ class Report:
         """Return in one line why the device ended, its rounds and images, and what it sent and received."""
         if self._device is None:
             return "stopped before connecting"
-        now = self._values(self._device)
+        now, upload = self._values(self._device), self._device.upload
         known = {
-            "finished": self._device.ending,
+            "finished": "the run is finished" if upload is None else "the server has all rows",
             "stopped": f"stopped while {self._device.doing}",
         }
         why = known.get(self._ended or "", str(self._reason))
         if not now["bytes_received"]:
             return why
-        upload, images = self._device.upload, plural(now["images"], "image")
+        images = plural(now["images"], "image")
         did = f"{plural(now['rounds'], 'round')} with {images}"
         if upload is not None:
             did = f"rows of {upload.sent} of {images} sent now"

@@ -17,7 +17,6 @@ from semisfl.models.freezing import weights_digest
 from semisfl.net import messages, ranges
 from semisfl.net.client.connection import Received
 from semisfl.net.frames import Frame
-from semisfl.settings.counts import plural
 from semisfl.settings.policy import PolicyBreach, feature_bits
 
 if TYPE_CHECKING:
@@ -109,7 +108,4 @@ class Upload:
 
     def _end(self, received: Received, frame: Frame) -> None:
         """Let the device end: the server keeps the rows of all its images."""
-        self._device.ending = (
-            f"the server has the rows of {plural(frame.fields['images'], 'image')}"
-        )
         self._device.finished = True

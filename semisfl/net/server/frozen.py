@@ -54,7 +54,8 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
         self.store = RowStore(self._folder, self._form, self.about(bottom))
         self.store.downloads.update(self._downloads)
         weights = join_states({"bottom": bottom})
-        self.sessions.uploads = Uploads(self.sessions, self._schemas, self.store, weights)
+        uploads = Uploads(self.sessions, self._schemas, self.store, weights)
+        self.sessions.begin, self.sessions.take = uploads.begin, uploads.take
         super().open(directory)
 
     # --- whose rows are there --------------------------------------------------------------------

@@ -14,8 +14,8 @@ import queue
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -38,9 +38,6 @@ from semisfl.net.server.trust import ClientCertificate, Trust
 from semisfl.net.terms import Terms
 from semisfl.settings.counts import plural
 from semisfl.settings.policy import DevicePolicy
-
-if TYPE_CHECKING:
-    from semisfl.net.server.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +74,12 @@ class Sessions:
         self.inbox: queue.Queue[Arrival] = queue.Queue()
         """What arrives for the thread that trains. Before Python 3.13 a signal at the wrong moment makes the wait of
         a SimpleQueue endless."""
-        self.uploads: Uploads | None = None
-        """Takes the answers of devices in place of ``inbox``, in a run with a frozen bottom."""
+        self.begin: Callable[[Session], None] = lambda session: None
+        """Called on the loop when a device has got its place."""
+        self.take: Callable[[Session, int, bytearray], None] = lambda *arrival: self.inbox.put(
+            arrival
+        )
+        """Called on the loop with each frame of a device that has its place."""
         self._schemas, self._trust = schemas, trust
         self._latest: dict[str, Session] = {}
         """The latest session of each device, enrolled or not."""
@@ -141,31 +142,26 @@ class Sessions:
         """Take a frame from a session's stream: its ready, or an answer for the thread that trains."""
         if session.forgotten:
             return
-        if session.client >= 0:
-            if self.uploads is not None:
-                self.uploads.receive(session, data)
-            else:
-                self.inbox.put((session, ticket, data))
-            return
-        ready = decode(data, {"ready": messages.READY, "refusal": messages.REFUSAL})
         try:
+            if session.client >= 0:
+                self.take(session, ticket, data)
+                return
+            ready = decode(data, {"ready": messages.READY, "refusal": messages.REFUSAL})
             if ready.kind == "refusal":
                 raise refused_by_policy(ready.fields["reason"])
             self._enrol(session, ready)
         except Refused as refusal:
             self.disconnect(session, refusal)
+        except OSError as error:
+            reason = f"the server cannot write what it has to keep: {error.strerror or error}"
+            self.disconnect(session, Refused(grpc.StatusCode.UNAVAILABLE, reason))
 
     def _enrol(self, session: Session, ready: Frame) -> None:
-        """Give the device its place; raise `Refused` if there is none, or it cannot be written down."""
+        """Give the device its place; raise `Refused` if there is none, and `OSError` if it cannot be written down."""
         check_ready(ready.fields, self._schemas)
         name, images, skipped = session.identity, ready.fields["images"], ready.fields["skipped"]
         serial = session.certificate.serial if session.certificate else None
-        try:
-            client = self.roster.enrol(name, images, serial)
-        except OSError as error:
-            log.warning("%s waits: the roster cannot be written: %s", name, error)
-            reason = f"the server cannot write down who has a place: {error.strerror or error}"
-            raise Refused(grpc.StatusCode.UNAVAILABLE, reason) from error
+        client = self.roster.enrol(name, images, serial)
         if client is None:
             raise no_place(self.roster, name)
         log.info("%s is here as client %d with %s", name, client, plural(images, "image"))
@@ -178,8 +174,7 @@ class Sessions:
             self.enrolled[client] = session
             self.changed.notify_all()
         self.device_log.note("here", name, client=client, images=images)
-        if self.uploads is not None:
-            self.uploads.begin(session)
+        self.begin(session)
 
     def _log_policy(self, session: Session) -> None:
         """Log what the device's policy limits, so that the operator can plan the run."""

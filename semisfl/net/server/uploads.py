@@ -8,14 +8,12 @@ back. A file is published, by its name, once the device has sent all images that
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import gcd
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import grpc
 from torch import Tensor
 
 from semisfl.data.fixed_views import DIGEST_BYTES
@@ -88,26 +86,27 @@ class Uploads:
 
     def begin(self, session: Session) -> None:
         """Tell a device that has its place which images are here, and ask how many are missing."""
-        with _disk(session):
-            digests, more = self._store.begin(session.identity), True
-            while more:
-                more = len(digests) > MOST_STORED
-                frame = _frame("stored", images=digests[:MOST_STORED], more=more)
-                digests = digests[MOST_STORED:]
-                session.tell(frame) if more else session.ask(frame, messages.MISSING.limit)
+        digests, more = self._store.begin(session.identity), True
+        while more:
+            more = len(digests) > MOST_STORED
+            frame = _frame("stored", images=digests[:MOST_STORED], more=more)
+            digests = digests[MOST_STORED:]
+            session.tell(frame) if more else session.ask(frame, messages.MISSING.limit)
 
-    def receive(self, session: Session, data: bytearray) -> None:
-        """Take an answer of a device, and ask for more; raise `WireError` if it is no possible answer."""
+    def take(self, session: Session, ticket: int, data: bytearray) -> None:
+        """Take an answer of a device, and ask for more.
+
+        Raises `WireError` if it is no possible answer, and `OSError` if the disk refuses it.
+        """
         due = {"rows": self._schemas.rows(session.asked), "missing": messages.MISSING}
         del due["missing" if session.asked else "rows"]
         frame = decode(data, {**due, "refusal": messages.REFUSAL})
         if frame.kind == "refusal":
             self._sessions.dismiss(session, frame.fields["reason"])
             return
-        with _disk(session):
-            take = self._keep if frame.kind == "rows" else self._prepare
-            take(session, frame)
-            self._go_on(session)
+        take = self._keep if frame.kind == "rows" else self._prepare
+        take(session, frame)
+        self._go_on(session)
 
     def _prepare(self, session: Session, frame: Frame) -> None:
         """Note how many images a device says are missing, and send it the bottom if it needs that."""
@@ -147,14 +146,3 @@ class Uploads:
 
 def _frame(kind: str, **fields: Any) -> bytes:
     return b"".join(encode(kind, fields, {}))
-
-
-@contextmanager
-def _disk(session: Session) -> Iterator[None]:
-    """End a stream whose rows the disk refuses; the device tries again."""
-    try:
-        yield
-    except OSError as error:
-        reason = f"the server cannot write the rows: {error.strerror or error}"
-        log.warning("%s waits: %s", session.identity, reason)
-        session.close(grpc.StatusCode.UNAVAILABLE, reason)
