@@ -58,6 +58,18 @@ def test_steps_are_those_of_torch(lr_pretrained: float | None) -> None:
     toy.assert_same(dict(theirs.state_dict()), dict(ours.state_dict()))
 
 
+def test_working_copies_follow_their_masters() -> None:
+    copies = [parameter.detach().bfloat16() for parameter in network().parameters()]
+    for copy_ in copies:
+        copy_.master = copy_.float()  # type: ignore[attr-defined]
+    before = [one.clone() for one in copies]
+    optimizer = AdamW(copies, OptimizerConfig(lr=5.0))
+    optimizer.restart(5.0)
+    optimizer.apply([torch.ones_like(one) for one in copies])
+    for one, was in zip(copies, before, strict=True):
+        assert torch.equal(one, one.master.bfloat16()) and not torch.equal(one, was)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sgd_steps_pretrained_layers_by_their_own_rate(dtype: torch.dtype) -> None:
     """A step of the whole model is that of two optimisers, one per rate."""
