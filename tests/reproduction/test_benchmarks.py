@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reproduction.benchmarks import network, rounds, twin
+from reproduction.benchmarks import network, rounds, twin, uploads
 
 TINY = ("clients.active=2", "clients.steps=1", "clients.batch=4", "server.steps=1")
 
@@ -14,6 +14,12 @@ TINY = ("clients.active=2", "clients.steps=1", "clients.batch=4", "server.steps=
 def test_an_iteration_over_the_network() -> None:
     result = network.iteration(clients=2, count=1)
     assert min(result["bare_ms"], result["fleet_ms"], result["fleet_ratio"]) > 0
+
+
+@pytest.mark.slow
+def test_devices_that_only_send() -> None:
+    result = uploads.uploads(devices=2)
+    assert min(result["fleet_mb_per_s"], result["bare_mb_per_s"], result["ratio"]) > 0
 
 
 def test_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:

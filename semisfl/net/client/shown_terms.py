@@ -134,7 +134,7 @@ def _about_sending(terms: Terms) -> Iterator[str]:
         together = clients.weak_views * teacher + clients.strong_views * student
         yield (
             f"leaves      once per image {plural(sum(clients.views.values()), 'view')} of {values:,} values, "
-            f"{together:,} bytes {pixels}"
+            f"{together:,} bytes {pixels}, with a digest of its pixels"
         )
         return
     yield (
