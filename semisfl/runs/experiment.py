@@ -257,6 +257,8 @@ def assemble(
     if mean is not None and std is not None:
         data = data.for_network(mean, std)
     if top is not None:
+        if model is not None:
+            raise ValueError("give a model or a top, not both")
         layers, held = layers_by_cut(config.model, whole=False)
         config = config.model_copy(update={"model": config.model.model_copy(update={"cut": held})})
         table, seed = [layer for _, layer in layers], seeds.derive(config.seed, "model")
@@ -267,6 +269,12 @@ def assemble(
             config = with_layers_of(config, model)
         else:
             check_same(model, config.model.name, config.model.layers, config.model.cut)
+        whole = lookup.method(config.method).works or config.model.layers is None
+        if network is not None and config.model.is_code and whole:
+            raise ConfigError(
+                f"devices cannot build this model: {config.method} needs a table of layers, of a split method's bottom or "
+                "else of the whole network; layers_of names the first layer that no kind describes"
+            )
     if (config.data.validation is None) == bool(len(partition.validation)):
         raise ConfigError(
             f"data.validation = {config.data.validation}, and the partition sets "

@@ -9,6 +9,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from semisfl.cli.main import main
+from semisfl.data.partition import Partition
+from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.layers import Residual
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
@@ -203,6 +205,15 @@ def test_devices_need_no_table_of_the_top() -> None:
         )
         losses.append([run.method.round(index).loss_semi for index in range(2)])
     assert losses[0] == losses[1]
+
+
+def test_a_server_says_at_its_start_that_devices_cannot_build_code() -> None:
+    data = toy.dataset()
+    images = Partition(labeled=toy.partition(data).labeled, clients=())
+    server = NetworkOptions("127.0.0.1:0", None, insecure_loopback=True)
+    settings = toy.values("fedswitch", "model.cut=pool1").in_fleet("network")
+    with pytest.raises(ConfigError, match="devices cannot build this model"):
+        assemble(settings, data, images, top=Attending(), device="cpu", network=server)
 
 
 def test_a_top_that_a_table_describes_is_part_of_the_table(tmp_path: Path) -> None:
