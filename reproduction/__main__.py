@@ -122,7 +122,7 @@ def bench(
     items: Annotated[
         list[str] | None,
         typer.Argument(
-            help="PRESET[:MODEL[:METHOD]]...; default: every method on several presets."
+            help="PRESET[:MODEL[:METHOD]] or frozen[:MODEL]...; default: every method on several presets."
         ),
     ] = None,
     images: Annotated[int, typer.Option(help="Synthetic images.")] = 3000,

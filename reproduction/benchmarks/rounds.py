@@ -160,8 +160,8 @@ def measure(
     """Yield the environment with the speed of a large matrix product, then one measurement per item.
 
     Args:
-        items: ``preset``, ``preset:model`` or ``preset:model:method``; None: every method on the presets that this
-            machine can train.
+        items: ``preset``, ``preset:model``, ``preset:model:method`` or ``frozen:model``, which compares a frozen bottom
+            with plain loops; None: every method on the presets that this machine can train.
         device: where to train, as for `semisfl run`.
         images: the number of synthetic images.
         rounds: rounds that are timed, after those that warm up; fewer if they are long.
@@ -208,8 +208,11 @@ def timed(item: str, device: str, images: int, rounds: int, turn: Connection) ->
 
 
 def _in_turn(item: str, device: str, images: int, rounds: int, turn: Connection) -> None:
+    from reproduction.benchmarks import frozen
+
+    measured = frozen.timed if item.startswith("frozen") else timed
     try:
-        turn.send(timed(item, device, images, rounds, turn))
+        turn.send(measured(item, device, images, rounds, turn))
     except Exception as reason:
         traceback.print_exc()
         turn.send({"item": item, "failed": str(reason)})

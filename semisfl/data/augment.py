@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from semisfl.data.operations import MAX_LEVEL, OPERATIONS, identity, to_device
+from semisfl.seeds import Streams
 from semisfl.settings.run import AugmentConfig
 
+Random = np.random.Generator | Streams
 GREY = 127
 # RandAugment's N, as in the authors' code.
 OPERATIONS_PER_IMAGE = 2
@@ -88,15 +90,13 @@ class Augmentation:
         """Return the augmentation of a configuration's ``[data.augment]``."""
         return cls(config.flip, cutout=config.cutout)
 
-    def draw_weak(
-        self, rng: np.random.Generator, shape: tuple[int, ...], height: int, width: int
-    ) -> WeakDraws:
+    def draw_weak(self, rng: Random, shape: tuple[int, ...], height: int, width: int) -> WeakDraws:
         """Return weak draws for images of ``height`` x ``width`` pixels; ``shape`` is their leading shape."""
         flip = rng.random(shape) < (0.5 if self.flip else 0.0)
         return WeakDraws(flip, self._shifts(rng, shape, height), self._shifts(rng, shape, width))
 
     def draw_strong(
-        self, rng: np.random.Generator, shape: tuple[int, ...], height: int, width: int
+        self, rng: Random, shape: tuple[int, ...], height: int, width: int
     ) -> StrongDraws:
         """Return strong draws for images of ``height`` x ``width`` pixels; ``shape`` is their leading shape."""
         weak = self.draw_weak(rng, shape, height, width)
@@ -108,14 +108,12 @@ class Augmentation:
         box = self._boxes(rng, shape, height, width)
         return StrongDraws(weak.flip, weak.shift_y, weak.shift_x, operation, applied, level, box)
 
-    def _shifts(self, rng: np.random.Generator, shape: tuple[int, ...], side: int) -> np.ndarray:
+    def _shifts(self, rng: Random, shape: tuple[int, ...], side: int) -> np.ndarray:
         pad = side // 8 if self.pad is None else self.pad
         assert 0 <= pad < side, "an image cannot reflect more than itself"
         return rng.integers(-pad, pad, size=shape, dtype=np.int16, endpoint=True)
 
-    def _boxes(
-        self, rng: np.random.Generator, shape: tuple[int, ...], height: int, width: int
-    ) -> np.ndarray:
+    def _boxes(self, rng: Random, shape: tuple[int, ...], height: int, width: int) -> np.ndarray:
         sides = np.array([height, width])
         cutout = min(self.cutout, 2 * max(height, width))  # covers any image, from any centre
         start = np.maximum(0, rng.random((*shape, 2)) * sides - cutout / 2).astype(np.int64)

@@ -43,9 +43,9 @@ def views_of(
     made = []
     for kind, apply in zip(KINDS, (augment.weak, augment.strong), strict=True):
         draw = getattr(augmentation, f"draw_{kind}")
-        rngs = [seeds.generator(seed, "view", client, digest, kind) for digest in digests]
-        draws = [draw(rng, (counts[kind],), *images.shape[2:]) for rng in rngs]
-        repeated = images.repeat_interleave(counts[kind], 0)
-        views = apply(repeated, type(draws[0]).concatenate(draws))
+        # All images at once: a generator of its own for each takes longer than a GPU's bottom.
+        rng = seeds.Streams([seeds.derive(seed, "view", client, one, kind) for one in digests])
+        draws = draw(rng, (len(images), counts[kind]), *images.shape[2:])
+        views = apply(images.repeat_interleave(counts[kind], 0), draws)
         made.append(views.unflatten(0, (len(images), -1)))
     return torch.cat(made, 1)

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from semisfl.data import augment, operations
 from semisfl.data.augment import Augmentation, Normalizer, StrongDraws, WeakDraws
 from semisfl.data.operations import OPERATIONS, TABLE_PIXELS
-from semisfl.seeds import generator
+from semisfl.seeds import Streams, derive, generator
 
 SIZES = [(32, 32), (28, 28), (23, 40)]  # height, width
 LEVELS = [sign * level for level in range(1, 10) for sign in (1, -1)]
@@ -186,6 +186,17 @@ def test_draws_follow_from_the_generator_alone() -> None:
         assert getattr(one, name).itemsize <= 2
 
 
+def test_an_image_has_the_same_draws_alone_and_among_others() -> None:
+    of_images = [derive(5, image) for image in range(40)]
+    both = [
+        Augmentation().draw_strong(Streams(some), (len(some), 3), 32, 64)
+        for some in (of_images, of_images[17:18])
+    ]
+    for name in ("flip", "shift_y", "shift_x", "operation", "applied", "level", "box"):
+        among, alone = (getattr(draws, name) for draws in both)
+        assert np.array_equal(among[17:18], alone) and among.dtype == alone.dtype
+
+
 def shares(values: np.ndarray, expected: list[int]) -> np.ndarray:
     """How often each expected value came up; nothing else may."""
     levels, counts = np.unique(values, return_counts=True)
@@ -193,9 +204,13 @@ def shares(values: np.ndarray, expected: list[int]) -> np.ndarray:
     return counts / values.size
 
 
-def test_draws_have_the_stated_chances() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_draws_have_the_stated_chances(together: bool) -> None:
     n = 60_000  # the tolerances below are over five standard deviations
-    draws = Augmentation().draw_strong(generator(4, "draws"), (n,), 32, 64)
+    many = Streams([derive(4, image) for image in range(n // 2)])
+    draws = Augmentation().draw_strong(many, (n // 2, 2), 32, 64).flatten()
+    if not together:
+        draws = Augmentation().draw_strong(generator(4, "draws"), (n,), 32, 64)
     assert draws.flip.mean() == pytest.approx(0.5, abs=0.011)
     assert shares(draws.shift_y, list(range(-4, 5))) == pytest.approx(1 / 9, abs=0.007)
     assert shares(draws.shift_x, list(range(-8, 9))) == pytest.approx(1 / 17, abs=0.006)

@@ -126,12 +126,12 @@ def test_rows_are_those_of_augmented_images() -> None:
     image = toy_data(3)[0].images[5:6]
     made, own = rows_of(config, image), encoder(config)
     for kind, apply in (("weak", augment.weak), ("strong", augment.strong)):
-        rng = seeds.generator(config.seed, "view", "0", content_digest(image[0]), kind)
+        seed = seeds.derive(config.seed, "view", "0", content_digest(image[0]), kind)
         draws = getattr(Augmentation.of(config.data.augment), f"draw_{kind}")(
-            rng, (VIEWS[kind],), 16, 16
+            seeds.Streams([seed]), (1, VIEWS[kind]), 16, 16
         )
         for view in range(VIEWS[kind]):
-            features = own.bottom(own.normalizer(apply(image, draws[view : view + 1])))
+            features = own.bottom(own.normalizer(apply(image, draws[:, view])))
             assert torch.allclose(made[kind][0, view], features[0], atol=1e-5)
 
 
@@ -419,11 +419,10 @@ class FrozenTwin(PlainTwin):
 
     def _row(self, client: int, image: int, kind: str, view: int) -> Tensor:
         pixels = self.data.images[image : image + 1]
-        rng = seeds.generator(
-            self.config.seed, "view", str(client), content_digest(pixels[0]), kind
-        )
-        draw = getattr(self.augmentation, f"draw_{kind}")(rng, (VIEWS[kind],), *self.size)
-        made = getattr(augment, kind)(pixels, draw[view : view + 1])
+        seed = seeds.derive(self.config.seed, "view", str(client), content_digest(pixels[0]), kind)
+        draw = getattr(self.augmentation, f"draw_{kind}")
+        draws = draw(seeds.Streams([seed]), (1, VIEWS[kind]), *self.size)
+        made = getattr(augment, kind)(pixels, draws[:, view])
         with torch.no_grad():
             return self.student.bottom(self.normalizer(made).contiguous())
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reproduction.benchmarks import network, rounds, twin, uploads
+from reproduction.benchmarks import frozen, network, rounds, twin, uploads
 
 TINY = ("clients.active=2", "clients.steps=1", "clients.batch=4", "server.steps=1")
 
@@ -34,3 +34,12 @@ def test_rounds_of_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     turn: Any = SimpleNamespace(send=lambda word: None, recv=lambda: "go")
     result = rounds.timed("digits::supervised", "cpu", 1100, 1, turn)
     assert result["item"] == "digits::supervised" and result["seconds_a_round"] > 0
+
+
+def test_a_frozen_bottom_against_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "SIDE", 32)
+    monkeypatch.setitem(frozen.STEPS, "cpu", 1)
+    turn: Any = SimpleNamespace(send=lambda word: None, recv=lambda: "go")
+    result = frozen.timed("frozen:cnn", "cpu", 120, 1, turn)
+    assert result["images_encoded"] > 0
+    assert all(result[part]["times_faster"] > 0 for part in ("training", "encoding"))
