@@ -71,7 +71,7 @@ def photos() -> Values:
             # A third of the side; half of it hides small objects.
             "augment": {"cutout": 32},
         },
-        "clients": {"total": 10, "active": 10, "batch": 16, "steps": 20, "bottom": "frozen"},
+        "clients": {"total": 10, "batch": 16, "steps": 20, "bottom": "frozen"},
         "server": {"steps": 20, "labeled_view": "strong"},
         "model": {"name": "efficientnet-lite0", "weights": "imagenet"},
         "wire": {"student_features": "int8", "teacher_features": "int8"},
