@@ -116,9 +116,7 @@ def wait_for_page(address: str) -> str:
 
 
 def carry(machines: Path) -> None:
-    """Copy requests to the server and certificates to the devices, as the tutorial asks its readers to."""
-    for request in machines.glob("camera-*/camera-*/*.csr"):
-        shutil.copy(request, machines / "server")
+    """Copy the devices' certificates to them, as the tutorial asks its readers to."""
     for made in (machines / "server" / "certs" / "clients").glob("*"):
         shutil.copytree(made, machines / made.name / made.name, dirs_exist_ok=True)
 
