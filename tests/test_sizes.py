@@ -18,7 +18,7 @@ BUDGETS = {
     "data": 1461,
     "engine": 733,
     "engine/kernels": 1094,
-    "fleet": 1570,
+    "fleet": 1571,
     "fleet/cluster": 466,
     "methods": 1271,
     "metrics": 125,

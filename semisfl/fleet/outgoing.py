@@ -113,6 +113,7 @@ class Outgoing:
     def agree(self, config: Config) -> None:
         """Accept the run's ``config``; raise `PolicyBreach` if a policy forbids its terms."""
         self.policy = stricter(self.own, config.policy)
+        self._streams.clear()  # noise of other terms is not used again
         broken = [*objections(self.own, config), *objections(config.policy, config)]
         # In a simulation nobody's images are at stake, and a frozen bottom has no steps.
         if self._unpredictable and config.clients.bottom == "trained":

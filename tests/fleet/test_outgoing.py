@@ -70,6 +70,22 @@ def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
     assert not torch.equal(*drawn)
 
 
+def test_a_device_repeats_its_noise_for_rows_of_a_frozen_bottom_alone() -> None:
+    config = tiny(1, policy={"clip": 2.0, "noise": 0.5, **UPDATES})
+    outgoing, rows = Outgoing(unpredictable=True), torch.ones(2, 3, 8)
+    outgoing.agree(config)
+    sent = []
+    for secret, seeds in ((b"a", [1, 2]), (b"a", [2, 1]), (b"b", [1, 2])):
+        outgoing.secret = secret
+        cleared = outgoing.views(rows, 1, seeds).tensors
+        sent.append(torch.cat([cleared["weak"][:, None], cleared["strong"].view(2, 2, 8)], 1))
+    assert torch.equal(sent[0], sent[1].flip(0)) and not torch.equal(sent[0], sent[2])
+    assert len(sent[0].flatten().unique()) > 30, "no two values have the same noise"
+    outgoing.agree(config)  # with other terms
+    drawn = [outgoing.clip_and_noise(rows[0], 1) for _ in range(2)]
+    assert not torch.equal(*drawn)
+
+
 def test_noise_of_a_simulation_is_another_one_in_every_round_and_client() -> None:
     outgoing, hardware = Outgoing(), simulated().hardware
     outgoing.agree(tiny(2, policy={"clip": 2.0, "noise": 0.5, **UPDATES}))
