@@ -75,8 +75,8 @@ def photos() -> Values:
         "server": {"steps": 20, "labeled_view": "strong"},
         "model": {"name": "efficientnet-lite0", "weights": "imagenet"},
         "wire": {"student_features": "int8", "teacher_features": "int8"},
-        "semisfl": {"confidence_threshold": 0.8, "align": "client"},
-        "fedswitch": {"confidence_threshold": 0.8, "align": "client"},
+        "semisfl": {"confidence_threshold": 0.95, "align": "client"},
+        "fedswitch": {"confidence_threshold": 0.95, "align": "client"},
     }
 
 
