@@ -10,8 +10,11 @@ from reproduction.poisoning.attacks import ATTACKS
 from reproduction.poisoning.grid import DIGITS, NOBODY, Outcome, losses
 from reproduction.records import entries, entry
 from reproduction.tables.numbers import accuracies, each, spread, table
+from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.fleet.caps import RoundSizes, RoundUse
 from semisfl.settings import config as configs
+from semisfl.settings import presets
+from semisfl.settings.counts import amount
 from semisfl.settings.policy import Policy, upload_bits
 
 # --- poisoning ---------------------------------------------------------------------------------------
@@ -332,6 +335,21 @@ def solved_uploads() -> str:
     return table(("cut", "policy", "server", "bits", "inputs rebuilt", "correlation"), rows)
 
 
+def frozen_cuts() -> str:
+    """Return what each cut of a frozen EfficientNet-Lite0 costs a device for one image, and what its rows show."""
+    measured, rows = entry("leakage/frozen-food"), []
+    side = round((measured["image_bits"] / 24) ** 0.5)
+    config = configs.parse(configs.override(presets.values_of("photos"), [f"data.size={side}"]))
+    costs = RoundCosts.of(config, ImageFacts((3, side, side), 10, 1))
+    for row in measured["features"]:
+        at = costs.at(row["layers"])
+        sizes = amount(at.sizes.bottom), amount(at.image_bytes())
+        flops = sum(config.clients.views.values()) * at.cut.bottom_flops
+        shown = attacked(row)
+        rows.append((f"`{row['cut']}`", f"{flops / 1e6:,.0f}", *sizes, *shown[:3], shown[4]))
+    return table(("cut after", "MFLOP", "bottom", "rows", *ATTACKED[:3], "class"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "fleets": fleets,
     "held-back": held_back,
@@ -348,4 +366,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10-update-noise": cifar10_update_noise,
     "policy-attacks": policy_attacks,
     "uploads": solved_uploads,
+    "frozen-cuts": frozen_cuts,
 }

@@ -203,7 +203,7 @@ def print_methods(plan: "Plan") -> None:
             f"{line.seconds:,.1f}",
             *(f"{part:,.1f}" for part in (line.computing, line.sending, line.waiting)),
             amount(plan.run_bytes(line)),
-            f"{plan.run_hours(line):,.1f}",
+            f"{plan.run_hours(line):,.{2 if line.once else 1}f}",
         )
     output.show(table)
     alone = plan.config.rounds - plan.config.client_rounds
