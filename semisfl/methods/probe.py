@@ -68,19 +68,19 @@ def fit_head(model: nn.Module, labeled: LabeledImages, classes: int) -> float:
         # Standardised, so that one decay suits all; the last column is the bias, and without one the mean must stay.
         bias = float(head.bias is not None)
         mean, scale = bias * features.mean(0), features.std(0).clamp(min=1e-6)
-        features = (features - mean) / scale
+        # In double precision: in single precision the loss is too coarse to find the end of a flat valley.
+        features = ((features - mean) / scale).double()
         # The optimum lies in the span of the rows, and a fit in its few columns is the fit in all of them.
         basis = span(features)
         columns = F.pad(features @ basis, (0, 1), value=bias)
-        decay, views = best_decay(columns, labels, classes), labels.repeat(1 + WEAK_VIEWS)
-        # In double precision: in single precision the loss is too coarse to find the end of a flat valley.
-        fitted = regression(columns.double(), views, decay, classes).float()
+        decay, views = best_decay(columns.float(), labels, classes), labels.repeat(1 + WEAK_VIEWS)
+        fitted = regression(columns, views, decay, classes)
         loss = float(F.cross_entropy(columns @ fitted.T, views))
-        weight = fitted[:, :-1] @ basis.T
+        weight, offset = (fitted[:, :-1] @ basis.T).float(), fitted[:, -1].float()
     with torch.no_grad():
         head.weight.copy_(weight / scale)
         if head.bias is not None:
-            head.bias.copy_(fitted[:, -1] - head.weight @ mean)
+            head.bias.copy_(offset - head.weight @ mean)
     return loss
 
 
