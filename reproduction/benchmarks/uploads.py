@@ -46,7 +46,8 @@ async def thin(address: str, place: Path, rows: bytes, hello: Any, ready: Any) -
     files = [(place / name).read_bytes() for name in ("authority.crt", "client.key", "client.crt")]
     channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*files))
     call = channel.stream_stream("/semisfl.Fleet/Session")()
-    size, kind, ticket, answer = len(rows) // IMAGES, "", 0, ("hello", hello, [])
+    answer: tuple[str, Any, list[Any]] = ("hello", hello, [])
+    size, kind, ticket = len(rows) // IMAGES, "", 0
     while kind != "published":
         if kind != "enrolled":
             body = rows[: size * answer[2][0][2][0]] if answer[2] else b""
@@ -73,7 +74,7 @@ async def thin(address: str, place: Path, rows: bytes, hello: Any, ready: Any) -
 async def send(kind: str, address: str, folder: str, devices: int, size: int, *about: Any) -> None:
     """Let all devices send rows of ``size`` bytes, and print the seconds until the last confirmation."""
     begun, rows = time.perf_counter(), bytes(size)
-    device = {"bare": bare, "thin": thin}[kind]
+    device: Any = {"bare": bare, "thin": thin}[kind]
 
     async def stay(place: Path) -> None:
         """Try again after a lost connection: a thousand handshakes at once may take longer than servers wait."""
