@@ -23,7 +23,7 @@ from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config
-from semisfl.settings.policy import DevicePolicy, read_policy
+from semisfl.settings.policy import DevicePolicy, PolicyBreach, read_policy
 from tests.cli.test_deploy import TINY, joined, labeled, serve_words, served
 from tests.net.harness import (
     BATCHNORM,
@@ -281,6 +281,9 @@ def test_views_beyond_a_quota_refuse_the_terms_at_once() -> None:
         reason = ended(net.join(0, policy=DevicePolicy(uses_per_image=4)))
         assert "uses_per_image = 4" in reason and "strong_views = 3" in reason
         assert not net.fleet.roster.images
+    own = network(frozen(1, policy={"uses_per_image": 4}))
+    with pytest.raises(PolicyBreach, match="strong_views = 3"), own:
+        pass
 
 
 def test_each_image_counts_once_also_over_restarts(

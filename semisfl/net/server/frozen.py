@@ -15,6 +15,7 @@ from typing import Any
 
 from semisfl.files import write_whole
 from semisfl.fleet.base import SplitRound
+from semisfl.fleet.caps import refuse_views
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.fleet.frozen import FOLDER, Stored, StoredRounds
 from semisfl.fleet.packing import join_states
@@ -24,6 +25,7 @@ from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.server.uploads import RowStore, Uploads
 from semisfl.net.server.waiting import Waiting
 from semisfl.settings.counts import amount, plural
+from semisfl.settings.policy import DevicePolicy
 from semisfl.stopping import Stopped
 
 
@@ -33,7 +35,12 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
     capturable = False
 
     def __init__(self, setup: FleetSetup, **listening: Any) -> None:
-        """Take the port now; ``listening`` are the options of `NetworkFleet`."""
+        """Take the port now; ``listening`` are the options of `NetworkFleet`.
+
+        Raises `PolicyBreach` if all views of an image together exceed a quota of the run's own policy.
+        """
+        own = DevicePolicy.model_validate(dict(setup.config.policy))
+        refuse_views(own, setup.config.clients, setup.model.features)
         super().__init__(setup, **listening)
         self.prepare(setup)
         self.waiting = Waiting(self.config, self.sessions, setup.stop, self._with_rows)
