@@ -8,7 +8,7 @@ from typing import Any
 
 from reproduction import records
 from reproduction.records import measured, run
-from reproduction.tables import attacks, frontier, own_images
+from reproduction.tables import attacks, frontier, own_images, photos
 from reproduction.tables.numbers import (
     METHODS,
     SEEDS,
@@ -402,6 +402,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **frontier.TABLES,
     **CPU_TABLES,
     **own_images.TABLES,
+    **photos.TABLES,
     **attacks.TABLES,
     "digits-costs": digits_costs,
     "compared": compared,
