@@ -345,9 +345,11 @@ def frozen_cuts() -> str:
         at = costs.at(row["layers"])
         sizes = amount(at.sizes.bottom), amount(at.image_bytes())
         flops = sum(config.clients.views.values()) * at.cut.bottom_flops
-        shown = attacked(row)
-        rows.append((f"`{row['cut']}`", f"{flops / 1e6:,.0f}", *sizes, *shown[:3], shown[4]))
-    return table(("cut after", "MFLOP", "bottom", "rows", *ATTACKED[:3], "class"), rows)
+        ssim, _, identified, _, classes, member = attacked(row)
+        shown = ssim, identified, classes, member
+        rows.append((f"`{row['cut']}`", f"{flops / 1e6:,.0f}", *sizes, *shown))
+    head = ("cut after", "MFLOP", "bottom", "rows", "SSIM", "identified", "class", "member")
+    return table(head, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
