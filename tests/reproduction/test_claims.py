@@ -16,6 +16,7 @@ from reproduction import records
 from reproduction.paper.measures import paper_world
 from reproduction.records import measured, run
 from reproduction.tables.numbers import accuracies, every_seed
+from reproduction.tables.photos import evidence
 from semisfl.costs.plan import make
 from semisfl.costs.rounds import ImageFacts
 from semisfl.runs.report import Spread
@@ -43,10 +44,12 @@ def tutorial() -> Iterator[str]:
 
 
 def readme() -> Iterator[str]:
-    yield f"labels alone | {on_test('tutorial/probe')} | 0 |"
-    yield f"labels alone | {on_test('tutorial/supervised')} | 0 |"
-    sent = run(SIMULATED).rounds[-1].bytes_total / 1e6
-    yield f"with the phones | **{on_test(SIMULATED)}** | {sent:.1f} MB, once |"
+    means, gigabytes = (re.findall(r"[\d.]+", row) for row in evidence("10").splitlines()[-2:])
+    yield f"the last layer, labels alone | {means[0]} | 0 |"
+    yield f"all layers above the cut, labels alone | {means[1]} | 0 |"
+    yield f"photographs | **{means[3]}** | {1000 * float(gigabytes[3]):.0f} MB, once |"
+    yield f"all layers trained | {means[4]} (1 seed) | {float(gigabytes[4]):.1f} GB |"
+    yield f"(preset `images`) | {means[5]} (1 seed) | {gigabytes[5]} GB |"
     yield (
         f"SemiSFL reaches {accuracy('demo/semisfl-seed0')} % from random weights, labels alone "
         f"{accuracy('demo/supervised-seed0')}."
