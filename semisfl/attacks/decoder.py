@@ -26,13 +26,14 @@ CHANNELS = 16
 def decoder_of(takes: Sequence[int], gives: Sequence[int]) -> nn.Sequential:
     """Return a network from features of one image of shape ``takes`` to images of shape ``gives`` = (C, H, W) in 0..1.
 
-    Features [C, h, w] keep their positions; those of any other shape first become a picture of an eighth of the size.
+    Features [C, h, w] keep their positions; those without any first become a picture of an eighth of the size.
     Then residual blocks and enlargements by two alternate.
     """
     channels, *size = gives
-    grid = list(takes[1:]) if len(takes) == 3 else [-(-side // 8) for side in size]
+    has_positions = len(takes) == 3 and takes[1] > 1
+    grid = list(takes[1:]) if has_positions else [-(-side // 8) for side in size]
     width = _width(grid, size)
-    if len(takes) == 3:
+    if has_positions:
         layers = [nn.BatchNorm2d(takes[0]), nn.Conv2d(takes[0], width, 3, padding=1)]
     else:
         layers = [nn.Flatten(), nn.Linear(prod(takes), HIDDEN), nn.ReLU()]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from semisfl.attacks import guesses, inversion, meter
+from semisfl.attacks.decoder import decoder_of
 from semisfl.attacks.likeness import identified, likeness, psnr, ssim
 from semisfl.attacks.meter import RANDOM, Measured
 from semisfl.attacks.scene import Scene
@@ -71,6 +72,15 @@ def test_a_decoder_rebuilds_images_but_not_from_noise(
     assert attacked["ssim"] > chance["ssim"] + 0.35 and attacked["psnr"] > chance["psnr"] + 3
     assert attacked["identified"] > 0.5
     assert none["ssim"] < chance["ssim"] + 0.05 and none["identified"] < 0.03
+
+
+@pytest.mark.parametrize("takes", [(24, 12, 12), (16, 28, 28), (1280, 1, 1), (17, 32), (64,)])
+@pytest.mark.parametrize("gives", [(1, 28, 28), (3, 40, 31)])
+def test_a_decoder_makes_images_of_features_of_any_shape(
+    takes: tuple[int, ...], gives: tuple[int, ...]
+) -> None:
+    images = decoder_of(takes, gives)(torch.randn(1, *takes))  # also of one image
+    assert images.shape == (1, *gives) and 0 <= images.min() and images.max() <= 1
 
 
 def test_optimisation_rebuilds_images_without_public_images(
