@@ -80,7 +80,7 @@ def test_a_decoder_makes_images_of_features_of_any_shape(
     takes: tuple[int, ...], gives: tuple[int, ...]
 ) -> None:
     images = decoder_of(takes, gives)(torch.randn(1, *takes))  # also of one image
-    assert images.shape == (1, *gives) and 0 <= images.min() and images.max() <= 1
+    assert images.shape == (1, *gives) and images.min() >= 0 and images.max() <= 1
 
 
 def test_optimisation_rebuilds_images_without_public_images(
