@@ -40,6 +40,6 @@ def test_a_frozen_bottom_against_plain_loops(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(frozen, "SIDE", 32)
     monkeypatch.setitem(frozen.STEPS, "cpu", 1)
     turn: Any = SimpleNamespace(send=lambda word: None, recv=lambda: "go")
-    result = frozen.timed("frozen:cnn", "cpu", 120, 1, turn)
+    result = frozen.timed("frozen:cnn", "cpu", 220, 1, turn)
     assert result["images_encoded"] > 0
     assert all(result[part]["times_faster"] > 0 for part in ("training", "encoding"))
