@@ -65,6 +65,12 @@ def readme() -> Iterator[str]:
 def methods() -> Iterator[str]:
     weights = [accuracy(f"fedmatch/{name}") for name in ("0.1", "0.03", "0.01", "supervised")]
     yield f"| CIFAR-10, CNN | {' | '.join(weights)} |"
+    for mean_over, shown in (
+        ("batch", "the batch (default) | 1"),
+        ("confident", "the confident images | 0.01"),
+    ):
+        both = [accuracy(f"fedmatch/digits-{mean_over}-seed{seed}") for seed in range(2)]
+        yield f"| {shown} | {' | '.join(both)} |"
 
 
 def costs() -> Iterator[str]:
