@@ -105,7 +105,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "methods": (
         *("methods", "algorithm", "models", "settings", "metrics", *ROOT_FILES),
         *(*ENGINE, "engine.inference", "engine.regression", "data.labeled", "data.positions"),
-        *("fleet.base", "fleet.aggregate", "fleet.held_back"),
+        *("fleet.base", "fleet.aggregate"),
     ),
     "net": (
         *("net", "fleet", "models", "data", "engine.hardware", "settings", "metrics"),

@@ -6,6 +6,7 @@ client half (`ClientWork`) and answers with tensors. Clients may fail to answer:
 names those who did, and everything downstream follows from that.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,10 @@ from semisfl.engine.sums import UNREGULARISED
 from semisfl.engine.sums import Regularisers as Regularisers
 from semisfl.engine.weights import State as State
 from semisfl.fleet.byte_counts import Kind, Traffic
-from semisfl.fleet.held_back import HeldBack
 from semisfl.models.stack import mean_of_rows
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,38 @@ class ClientWork(Protocol):
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         """Return named states to upload (counted as ``model``) and plain numbers."""
+
+
+# --- clients that count for less --------------------------------------------------------------------------
+
+
+def _log(client: int, why: str) -> None:
+    log.info("client %d is held back: %s", client, why)
+
+
+class HeldBack:
+    """Which clients counted for less in the current round, with the reasons.
+
+    ``tell`` gets each client and reason at once: it writes log and audit lines.
+    """
+
+    def __init__(self, tell: Callable[[int, str], None] = _log) -> None:
+        self._tell = tell
+        self._reasons: dict[int, list[str]] = {}
+
+    def add(self, client: int, why: str) -> None:
+        """Note that ``client`` was held back, and pass the reason on at once."""
+        self.note(client, why)
+        self._tell(client, why)
+
+    def note(self, client: int, why: str) -> None:
+        """Do the same as `add` without logging."""
+        self._reasons.setdefault(client, []).append(why)
+
+    def take(self) -> dict[str, str] | None:
+        """Return the reasons by client since the last call; None if there are none."""
+        reasons, self._reasons = self._reasons, {}
+        return {str(client): "; ".join(reasons[client]) for client in sorted(reasons)} or None
 
 
 # --- the fleet, as the method's server half sees it -----------------------------------------------------

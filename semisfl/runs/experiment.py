@@ -154,7 +154,7 @@ FLEETS = {
     ("cluster", "trained"): "semisfl.fleet.cluster.cluster_fleet:ClusterFleet",
     ("local", "frozen"): "semisfl.fleet.frozen:FrozenFleet",
     ("network", "frozen"): "semisfl.net.server.frozen:FrozenNetworkFleet",
-    ("cluster", "frozen"): "semisfl.fleet.cluster.encoding:FrozenClusterFleet",
+    ("cluster", "frozen"): "semisfl.fleet.cluster.cluster_fleet:FrozenClusterFleet",
 }
 """The class of each kind of fleet, by ``fleet.kind`` and ``clients.bottom``, made of a `FleetSetup`. Imported when chosen: a simulation needs no network packages."""
 

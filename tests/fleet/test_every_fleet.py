@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from semisfl.fleet.base import Fleet, SplitRound, mean_state
-from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
-from semisfl.fleet.cluster.encoding import FrozenClusterFleet
+from semisfl.fleet.cluster.cluster_fleet import ClusterFleet, FrozenClusterFleet
 from semisfl.fleet.setup import FleetSetup
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.semifl import settings as semifl_settings

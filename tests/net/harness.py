@@ -19,9 +19,8 @@ from torch import Tensor
 
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.fleet.base import Features, Fleet, SplitRound, State, mean_state
+from semisfl.fleet.base import (Features, Fleet, HeldBack, SplitRound, State, mean_state)
 from semisfl.fleet.byte_counts import Traffic
-from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance

@@ -212,6 +212,22 @@ def test_rows_of_a_removed_device_are_not_drawn_any_more(tmp_path: Path) -> None
         net.close()
 
 
+def test_a_file_that_somebody_removed_is_waited_for_whoever_else_is_there(tmp_path: Path) -> None:
+    net = Network(frozen(rounds=1, network={"quorum": 2}), *toy_data(3), directory=tmp_path)
+    try:
+        sent(net, 0, 1)
+        net.fleet.wait_ready()  # fixes the images of the first round
+        net.fleet.kill()
+        (tmp_path / FOLDER / "plaintext%3Aclient-0.rows").unlink()
+        net.start_server()
+        sent(net, 2)
+        net.join(0)
+        run_rounds(net.experiment)
+        assert net.fleet.image_counts() == {0: 12, 1: 12, 2: 12}
+    finally:
+        net.close()
+
+
 def test_images_that_come_later_are_sent_alone(tmp_path: Path) -> None:
     config = frozen(1)
     data, partition = toy_data(1)

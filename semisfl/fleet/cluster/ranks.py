@@ -21,9 +21,6 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-HEAD = 256
-"""Bytes of a message's first part, which most messages fit into."""
-LENGTH = 8
 PATIENCE = timedelta(hours=1)
 """How long other ranks wait for rank 0, which loads its images first."""
 KEPT = 16
@@ -110,7 +107,7 @@ class Ranks:
     def send_command(self, what: str, **values: Any) -> None:
         """Send a command from rank 0 to all others; ``values`` come with it."""
         with self.noticing_loss():
-            for part in _encoded({"do": what, **values}):
+            for part in _message_parts({"do": what, **values}):
                 dist.broadcast(self._keep(part), group_src=0, group=self._group)
 
     def next_command(self) -> dict[str, Any]:
@@ -120,7 +117,7 @@ class Ranks:
     def reply(self, **values: Any) -> None:
         """Send a reply to rank 0."""
         with self.noticing_loss():
-            for part in _encoded(values):
+            for part in _message_parts(values):
                 dist.send(self._keep(part), group_dst=0, group=self._group)
 
     def reply_of(self, rank: int) -> dict[str, Any]:
@@ -128,14 +125,14 @@ class Ranks:
         return self._message(partial(dist.recv, group_src=rank, group=self._group))
 
     def _message(self, receive: Callable[[Tensor], object]) -> dict[str, Any]:
-        """Receive a message: a head of fixed size, and the rest if it is longer."""
+        """Receive the length of a message, then its JSON."""
         with self.noticing_loss():
-            head = self._keep(torch.empty(HEAD, dtype=torch.uint8))
-            receive(head)
-            rest = self._keep(torch.empty(_length_after(head), dtype=torch.uint8))
-            if len(rest):
-                receive(rest)
-            return _decoded(head, rest)
+            length = self._keep(torch.empty(1, dtype=torch.long))
+            receive(length)
+            body = self._keep(torch.empty(int(length), dtype=torch.uint8))
+            receive(body)
+        values: dict[str, Any] = json.loads(body.numpy().tobytes())
+        return values
 
     def _keep(self, part: Tensor) -> Tensor:
         self._kept.append(part)
@@ -211,20 +208,7 @@ def _meet(store: Any, rank: int, world: int) -> str:
     return mine
 
 
-def _encoded(values: Mapping[str, Any]) -> list[Tensor]:
-    """Return a message as bytes: its length, its JSON padded to `HEAD`, and the rest as a second part."""
-    body = json.dumps(values).encode()
-    body = len(body).to_bytes(LENGTH, "little") + body.ljust(HEAD - LENGTH)
-    content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    return [part for part in (content[:HEAD], content[HEAD:]) if len(part)]
-
-
-def _length_after(head: Tensor) -> int:
-    """Return how many bytes of a message follow its head."""
-    length = int.from_bytes(bytes(head[:LENGTH].tolist()), "little")
-    return max(0, length - (HEAD - LENGTH))
-
-
-def _decoded(head: Tensor, rest: Tensor) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(torch.cat([head[LENGTH:], rest]).numpy().tobytes())
-    return values
+def _message_parts(values: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return a message as its length [1] and the bytes of its JSON."""
+    body = bytearray(json.dumps(values).encode())
+    return torch.tensor([len(body)]), torch.frombuffer(body, dtype=torch.uint8)

@@ -94,8 +94,11 @@ class FrozenNetworkFleet(StoredRounds, NetworkFleet):
             if not first.exists():
                 write_whole(first, json.dumps(self._published()).encode())
             self._images = json.loads(first.read_text())
-        self._images = self._images or self._published()
-        self.waiting.wait(len(self.present()))  # a file that somebody removed is sent again
+        if not self.present():  # those of the round were removed from the run
+            self._images = self._published()
+        # A file that somebody removed is sent again; devices that came since the round was fixed do not replace it.
+        while absent := self.image_counts().keys() - self._with_rows():
+            self.waiting.wait(len(self._with_rows()) + len(absent))
 
     def collect(self) -> bool:
         """Return True once every client has sent its rows, or False if the run was asked to end before."""

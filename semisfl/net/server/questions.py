@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semisfl.fleet.base import AbnormalValues
+from semisfl.fleet.base import (AbnormalValues, HeldBack)
 from semisfl.fleet.byte_counts import Kind, Traffic
-from semisfl.fleet.held_back import HeldBack
 from semisfl.net import messages
 from semisfl.net.frames import Frame, Schema, WireError, decode, payload_bytes
 from semisfl.net.server.admission import refused_by_policy

@@ -98,14 +98,13 @@ class Uploads:
 
         Raises `WireError` if it is no possible answer, and `OSError` if the disk refuses it.
         """
-        due = {"rows": self._schemas.rows(session.asked), "missing": messages.MISSING}
-        del due["missing" if session.asked else "rows"]
+        rows = {"rows": self._schemas.rows(session.asked)}
+        due = rows if session.asked else {"missing": messages.MISSING}
         frame = decode(data, {**due, "refusal": messages.REFUSAL})
         if frame.kind == "refusal":
             self._sessions.dismiss(session, frame.fields["reason"])
             return
-        take = self._keep if frame.kind == "rows" else self._prepare
-        take(session, frame)
+        (self._keep if session.asked else self._prepare)(session, frame)
         self._go_on(session)
 
     def _prepare(self, session: Session, frame: Frame) -> None:
