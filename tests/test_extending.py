@@ -18,8 +18,8 @@ from semisfl.cli.main import main
 from semisfl.costs.rounds import cost_of
 from semisfl.data import sources
 from semisfl.fleet.aggregate import combine
-from semisfl.fleet.codec import codec_named
 from semisfl.fleet.base import HeldBack
+from semisfl.fleet.codec import codec_named
 from semisfl.methods.supervised import Supervised
 from semisfl.models import split as models
 from semisfl.runs.loop import run_rounds

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from semisfl.fleet.base import (HeldBack, State, mean_state)
+from semisfl.fleet.base import HeldBack, State, mean_state
 from semisfl.settings import lookup
 from semisfl.settings.robust import FEWEST, AttackerShare, ClippedMean, RobustConfig
 from semisfl.settings.sections import ConfigError, Section

@@ -25,7 +25,6 @@ from semisfl.engine.weights import State as State
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.models.stack import mean_of_rows
 
-
 log = logging.getLogger(__name__)
 
 

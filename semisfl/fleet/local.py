@@ -8,7 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from semisfl.fleet.aggregate import combine
-from semisfl.fleet.base import (ClientResult, ClientWork, Features, FullRound, HeldBack, SplitRound, State)
+from semisfl.fleet.base import (
+    ClientResult,
+    ClientWork,
+    Features,
+    FullRound,
+    HeldBack,
+    SplitRound,
+    State,
+)
 from semisfl.fleet.block import ClientBlock, ClientsHere
 from semisfl.fleet.caps import RoundUse, Spent
 from semisfl.fleet.outgoing import Cleared

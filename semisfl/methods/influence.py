@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semisfl.fleet.base import (Features, HeldBack)
+from semisfl.fleet.base import Features, HeldBack
 from semisfl.methods.base import Setup
 from semisfl.settings.robust import FEWEST
 

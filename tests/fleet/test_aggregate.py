@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from semisfl.fleet.aggregate import combine, long_updates, rule_named
-from semisfl.fleet.base import (HeldBack, mean_state)
+from semisfl.fleet.base import HeldBack, mean_state
 from semisfl.runs.loop import run_rounds
 from semisfl.settings import catalog
 from semisfl.settings.robust import RobustConfig

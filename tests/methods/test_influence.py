@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from semisfl.fleet.base import (Features, HeldBack)
+from semisfl.fleet.base import Features, HeldBack
 from semisfl.methods.influence import NO_LABEL, Influence
 from semisfl.runs.loop import run_rounds
 from tests import toy

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.fleet.base import (Features, Fleet, HeldBack, SplitRound, State, mean_state)
+from semisfl.fleet.base import Features, Fleet, HeldBack, SplitRound, State, mean_state
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net.chunks import LoopThread

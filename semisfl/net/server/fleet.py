@@ -23,7 +23,17 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.aggregate import combine
-from semisfl.fleet.base import (AbnormalValues, ClientResult, ClientWork, Features, FullRound, HeldBack, RoundAborted, SplitRound, State)
+from semisfl.fleet.base import (
+    AbnormalValues,
+    ClientResult,
+    ClientWork,
+    Features,
+    FullRound,
+    HeldBack,
+    RoundAborted,
+    SplitRound,
+    State,
+)
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.packing import join_states, split_states
 from semisfl.fleet.setup import FleetSetup

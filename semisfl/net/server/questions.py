@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semisfl.fleet.base import (AbnormalValues, HeldBack)
+from semisfl.fleet.base import AbnormalValues, HeldBack
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.net import messages
 from semisfl.net.frames import Frame, Schema, WireError, decode, payload_bytes
