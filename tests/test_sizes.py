@@ -22,15 +22,15 @@ BUDGETS = {
     "fleet/cluster": 448,
     "methods": 1270,
     "metrics": 125,
-    "models": 1307,
+    "models": 1276,
     "net": 407,
     "net/client": 1012,
     "net/server": 1519,
     "net/tls": 435,
     "root": 144,
     "runs": 2124,
-    "settings": 986,
-    "use": 929,
+    "settings": 984,
+    "use": 916,
     "watch": 666,
 }
 NESTED = ("engine", "fleet", "net")

@@ -32,7 +32,7 @@ from semisfl.settings.layer_kinds import (
 )
 
 
-def _conv(name: str, width: int, kernel: int, stride: int = 1, **more: object) -> Conv:
+def conv(name: str, width: int, kernel: int, stride: int = 1, **more: object) -> Conv:
     """Return a convolution without bias that keeps the size of a picture, but for its stride.
 
     ``more`` replaces or adds settings of the layer.
@@ -57,12 +57,12 @@ def _inverted(
     width, pad = takes * expand, "same" if same else kernel // 2
     body: list[Layer] = []
     if expand != 1:
-        body += [_conv("expand", width, 1), BatchNorm(name="bn0", eps=eps), Relu6(name="relu0")]
+        body += [conv("expand", width, 1), BatchNorm(name="bn0", eps=eps), Relu6(name="relu0")]
     body += [
-        _conv("depthwise", width, kernel, stride, groups=width, padding=pad),
+        conv("depthwise", width, kernel, stride, groups=width, padding=pad),
         BatchNorm(name="bn1", eps=eps),
         Relu6(name="relu1"),
-        _conv("project", gives, 1),
+        conv("project", gives, 1),
         BatchNorm(name="bn2", eps=eps),
     ]
     kind = ResidualBlock if stride == 1 and takes == gives else Block
@@ -71,15 +71,32 @@ def _inverted(
 
 Group = tuple[int, int, int, int, int]
 """Kernel, stride of its first block, expansion, channels and number of blocks."""
+MOBILENET_V2: tuple[Group, ...] = (
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 2),
+    (3, 2, 6, 32, 3),
+    (3, 2, 6, 64, 4),
+    (3, 1, 6, 96, 3),
+    (3, 2, 6, 160, 3),
+    (3, 1, 6, 320, 1),
+)
+"""The network of Sandler et al. 2018: 17 blocks."""
+EFFICIENTNET_LITE0: tuple[Group, ...] = (
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 2),
+    (5, 2, 6, 40, 2),
+    (3, 2, 6, 80, 3),
+    (5, 1, 6, 112, 3),
+    (5, 2, 6, 192, 4),
+    (3, 1, 6, 320, 1),
+)
+"""EfficientNet-Lite0, which Google made from Tan and Le 2019 for devices: 16 blocks."""
 
 
-def _mobile(groups: Sequence[Group], last: int, same: bool, eps: float, drop: float) -> list[Layer]:
-    """Return a mobile network of ``groups`` of inverted blocks, with ``last`` channels before the linear layer.
-
-    ``same`` and ``eps`` are those of the blocks; ``drop``: the probability of dropout before the linear layer.
-    """
+def mobile(groups: Sequence[Group], same: bool, eps: float) -> list[Layer]:
+    """Return a mobile network of ``groups`` of inverted blocks; ``same`` and ``eps`` are those of the blocks."""
     layers: list[Layer] = [
-        _conv("conv_stem", 32, 3, 2, padding="same" if same else 1),
+        conv("conv_stem", 32, 3, 2, padding="same" if same else 1),
         BatchNorm(name="bn_stem", eps=eps),
         Relu6(name="relu_stem"),
     ]
@@ -94,50 +111,28 @@ def _mobile(groups: Sequence[Group], last: int, same: bool, eps: float, drop: fl
             takes = gives
     return [
         *layers,
-        _conv("conv_head", last, 1),
+        conv("conv_head", 1280, 1),
         BatchNorm(name="bn_head", eps=eps),
         Relu6(name="relu_head"),
         AveragePool(name="avgpool"),
         Flatten(name="flatten"),
-        Drop(name="drop", p=drop),
+        Drop(name="drop", p=0.2),
         Linear(name="fc"),
     ]
-
-
-def mobilenet_v2() -> list[Layer]:
-    """Return the network of Sandler et al. 2018: 17 blocks."""
-    groups = [
-        (3, 1, 1, 16, 1),
-        (3, 2, 6, 24, 2),
-        (3, 2, 6, 32, 3),
-        (3, 2, 6, 64, 4),
-        (3, 1, 6, 96, 3),
-    ]
-    return _mobile([*groups, (3, 2, 6, 160, 3), (3, 1, 6, 320, 1)], 1280, False, 1e-5, 0.2)
-
-
-def efficientnet_lite0() -> list[Layer]:
-    """Return EfficientNet-Lite0, which Google made from Tan and Le 2019 for devices: 16 blocks."""
-    groups = [
-        (3, 1, 1, 16, 1),
-        (3, 2, 6, 24, 2),
-        (5, 2, 6, 40, 2),
-        (3, 2, 6, 80, 3),
-        (5, 1, 6, 112, 3),
-    ]
-    return _mobile([*groups, (5, 2, 6, 192, 4), (3, 1, 6, 320, 1)], 1280, True, 1e-3, 0.2)
 
 
 # --- residual networks for large pictures -----------------------------------------------------------------
 
 
-def _resnet(depths: Sequence[int], bottleneck: bool) -> list[Layer]:
-    """Return a residual network for large pictures; ``depths``: blocks per group.
+def resnet(depths: Sequence[int], bottleneck: bool) -> list[Layer]:
+    """Return a network of He et al. 2016 with its 7 x 7 stem, for large pictures; ``depths``: blocks per group.
+
+    The stride is in the 3 x 3 convolutions, as torchvision has it.
 
     ``bottleneck``: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions that are four times as wide outside as inside.
     """
     layers: list[Layer] = [
-        _conv("conv1", 64, 7, 2),
+        conv("conv1", 64, 7, 2),
         BatchNorm(name="bn1"),
         Relu(name="relu1"),
         Pool(name="pool1", size=3, stride=2, padding=1),
@@ -152,30 +147,20 @@ def _resnet(depths: Sequence[int], bottleneck: bool) -> list[Layer]:
             # (kernel, channels, stride) of each convolution
             plan = [(1, width, 1), (3, width, stride), (1, gives, 1)]
             body: list[Layer] = []
-            for index, conv in enumerate(
+            for index, (kernel, channels, step) in enumerate(
                 plan if bottleneck else [(3, width, stride), (3, gives, 1)], 1
             ):
                 body += [
-                    _conv(f"conv{index}", conv[1], conv[0], conv[2]),
+                    conv(f"conv{index}", channels, kernel, step),
                     BatchNorm(name=f"bn{index}"),
+                    Relu(name=f"relu{index}"),
                 ]
-                body += [Relu(name=f"relu{index}")]
             other = stride > 1 or takes != gives
-            shortcut = (_conv("conv", gives, 1, stride), BatchNorm(name="bn")) if other else ()
+            shortcut = (conv("conv", gives, 1, stride), BatchNorm(name="bn")) if other else ()
             block = ResidualBlock(name="sum", body=tuple(body[:-1]), shortcut=shortcut)
             layers.append(Block(name=f"block{group}_{number}", body=(block, Relu(name="relu"))))
             takes = gives
     return [*layers, AveragePool(name="avgpool"), Flatten(name="flatten"), Linear(name="fc")]
-
-
-def resnet18_imagenet() -> list[Layer]:
-    """Return ResNet-18 of He et al. 2016 with its 7 x 7 stem, as it is trained on ImageNet."""
-    return _resnet((2, 2, 2, 2), bottleneck=False)
-
-
-def resnet50() -> list[Layer]:
-    """Return ResNet-50 of He et al. 2016, with the stride in the 3 x 3 convolutions, as torchvision has it."""
-    return _resnet((3, 4, 6, 3), bottleneck=True)
 
 
 # --- ConvNeXt and vision transformers ---------------------------------------------------------------------
@@ -203,7 +188,7 @@ def convnext_tiny() -> list[Layer]:
             ]
         for number in range(1, depth + 1):
             body = (
-                _conv("depthwise", width, 7, groups=width, bias=True),
+                conv("depthwise", width, 7, groups=width, bias=True),
                 norm("norm"),
                 Conv(name="fc1", channels=4 * width, kernel=1),
                 Gelu(name="gelu"),
@@ -220,7 +205,7 @@ def convnext_tiny() -> list[Layer]:
     ]
 
 
-def _vit(patch: int, scaled: bool) -> list[Layer]:
+def vit(patch: int, scaled: bool) -> list[Layer]:
     """Return a small vision transformer: 12 blocks of width 384 with 6 heads, LayerNorm before each half.
 
     ``patch``: side of the squares that become tokens, in pixels; ``scaled``: with layer scale, as in DINOv2.
@@ -244,16 +229,6 @@ def _vit(patch: int, scaled: bool) -> list[Layer]:
         halves = (ResidualBlock(name="attend", body=attention), ResidualBlock(name="mlp", body=mlp))
         layers.append(Block(name=f"block{number}", body=halves))
     return [*layers, LayerNorm(name="norm", eps=1e-6), FirstToken(name="first"), Linear(name="fc")]
-
-
-def vit_small_16() -> list[Layer]:
-    """Return ViT-S/16 of Dosovitskiy et al. 2021 in the size of Touvron et al. 2021."""
-    return _vit(16, scaled=False)
-
-
-def vit_small_14() -> list[Layer]:
-    """Return ViT-S/14 as in DINOv2 (Oquab et al. 2023)."""
-    return _vit(14, scaled=True)
 
 
 # --- the names of their weights -----------------------------------------------------------------------------

@@ -40,9 +40,6 @@ class Dropout(nn.Module):
         keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
         return x * keep.div_(1 - self.p)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 def use_generator(module: nn.Module, generator: torch.Generator) -> None:
     """Let every dropout in ``module`` draw from ``generator``, which lives on the module's device."""

@@ -231,28 +231,10 @@ def _window_row(kind: str, layer: nn.Module) -> dict[str, Any]:
     return {"kind": kind, "size": size} | ({} if stride == size else {"stride": stride})
 
 
-def _pool_row(layer: nn.MaxPool2d, flow: Flow) -> dict[str, Any]:
-    return {**_window_row("pool", layer), "padding": _sides(layer, "padding")}
-
-
 def _residual_row(layer: Residual, flow: Flow) -> dict[str, Any]:
     """Write a residual block with the rows of its layers."""
     rows = {"body": _rows(layer.body, flow), "shortcut": _rows(layer.shortcut, flow)}
     return {"kind": "residual", **rows}
-
-
-def _block_row(layer: nn.Sequential, flow: Flow) -> dict[str, Any]:
-    """Write a sequence inside the model as a block, which cannot be cut."""
-    return {"kind": "block", "body": _rows(layer, flow)}
-
-
-def _linear_row(layer: nn.Linear, flow: Flow) -> dict[str, Any]:
-    """Write a linear layer with its number of outputs; inputs follow from the layer before it."""
-    return {"kind": "linear", "features": layer.out_features, "bias": layer.bias is not None}
-
-
-def _attention_row(layer: layers.Attention, flow: Flow) -> dict[str, Any]:
-    return {"kind": "attention", "heads": layer.heads, "bias": layer.qkv.bias is not None}
 
 
 def _plain(kind: str) -> Callable[[Any, Flow], dict[str, Any]]:
@@ -278,20 +260,33 @@ WRITERS: dict[type[nn.Module], Callable[[Any, Flow], dict[str, Any]]] = {
     nn.Hardsigmoid: _plain("hardsigmoid"),
     nn.Sigmoid: _plain("sigmoid"),
     layers.Scale: lambda layer, flow: {"kind": "scale", "start": layer.start},
-    nn.MaxPool2d: _pool_row,
+    nn.MaxPool2d: lambda layer, flow: {
+        **_window_row("pool", layer),
+        "padding": _sides(layer, "padding"),
+    },
     nn.AvgPool2d: lambda layer, flow: _window_row("avgpool", layer),
     nn.AdaptiveAvgPool2d: _plain("avgpool"),
     nn.Dropout: lambda layer, flow: {"kind": "dropout", "p": layer.p},
     Dropout: lambda layer, flow: {"kind": "dropout", "p": layer.p},
     nn.Flatten: _plain("flatten"),
-    nn.Linear: _linear_row,
+    # The numbers of inputs follow from the layer before.
+    nn.Linear: lambda layer, flow: {
+        "kind": "linear",
+        "features": layer.out_features,
+        "bias": layer.bias is not None,
+    },
     layers.Tokens: _plain("tokens"),
     layers.ClassToken: _plain("classtoken"),
     layers.Positions: _plain("positions"),
-    layers.Attention: _attention_row,
+    layers.Attention: lambda layer, flow: {
+        "kind": "attention",
+        "heads": layer.heads,
+        "bias": layer.qkv.bias is not None,
+    },
     layers.FirstToken: _plain("firsttoken"),
-    Layers: _block_row,
-    nn.Sequential: _block_row,
+    # A sequence inside the model is a block, which cannot be cut.
+    Layers: lambda layer, flow: {"kind": "block", "body": _rows(layer, flow)},
+    nn.Sequential: lambda layer, flow: {"kind": "block", "body": _rows(layer, flow)},
     Residual: _residual_row,
     layers.Gate: lambda layer, flow: {"kind": "gate", "body": _rows(layer.body, flow)},
 }

@@ -5,9 +5,11 @@ to rename one makes older files unreadable.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from semisfl.models import backbones
+from semisfl.models.backbones import conv
 from semisfl.models.shapes import Shape
 from semisfl.settings.layer_kinds import (
     AveragePool,
@@ -47,7 +49,10 @@ def cnn() -> list[Layer]:
 def alexnet(kernels: tuple[int, ...] = (3, 3, 3, 3, 3)) -> list[Layer]:
     """Return the published code's AlexNet: five convolutions of width 64, 192, 384, 256, 256, and three linear layers.
 
-    ``kernels``: the sides of the five kernels; paddings keep an image's size.
+    ``kernels``: the sides of the five kernels; paddings keep an image's size. The paper's text has three 3 x 3,
+    one 7 x 7 and one 11 x 11 convolution, and names neither their order nor their widths: `alexnet-text` puts the
+    largest first, as in Krizhevsky et al. 2012, and has the other layers of the published code, which the paper's
+    preset uses.
     """
     layers: list[Layer] = []
     for number, (width, kernel) in enumerate(
@@ -70,18 +75,8 @@ def alexnet(kernels: tuple[int, ...] = (3, 3, 3, 3, 3)) -> list[Layer]:
     return layers
 
 
-def alexnet_text() -> list[Layer]:
-    """Return the AlexNet of the paper's text: three 3 x 3, one 7 x 7 and one 11 x 11 convolution.
-
-    The text names neither their order nor their widths. Here the largest kernel is first, as in Krizhevsky
-    et al. 2012, and widths, pooling and linear layers are those of the published code, whose five
-    convolutions are 3 x 3: `alexnet`, which the paper's preset uses.
-    """
-    return alexnet((11, 7, 3, 3, 3))
-
-
-def _vgg(depths: tuple[int, ...]) -> list[Layer]:
-    """Return a VGG with BatchNorm: five blocks of ``depths`` convolutions, each followed by pooling."""
+def vgg(depths: tuple[int, ...]) -> list[Layer]:
+    """Return Simonyan and Zisserman's VGG with BatchNorm: five blocks of ``depths`` convolutions, each followed by pooling."""
     layers: list[Layer] = []
     # One block per image size; its last pooling halves the size.
     for block, (width, depth) in enumerate(zip((64, 128, 256, 512, 512), depths, strict=True), 1):
@@ -106,26 +101,6 @@ def _vgg(depths: tuple[int, ...]) -> list[Layer]:
     return layers
 
 
-def vgg13() -> list[Layer]:
-    """Return Simonyan and Zisserman's VGG13 with BatchNorm: ten convolutions."""
-    return _vgg((2, 2, 2, 2, 2))
-
-
-def vgg16() -> list[Layer]:
-    """Return Simonyan and Zisserman's VGG16 with BatchNorm: thirteen convolutions."""
-    return _vgg((2, 2, 3, 3, 3))
-
-
-def _conv3(number: int, width: int, stride: int = 1) -> Conv:
-    """Return a 3 x 3 convolution without bias, as BatchNorm follows or precedes it."""
-    return Conv(name=f"conv{number}", channels=width, stride=stride, padding=1, bias=False)
-
-
-def _conv1(width: int, stride: int) -> Conv:
-    """Return the 1 x 1 convolution of a shortcut that changes width or size."""
-    return Conv(name="conv", channels=width, kernel=1, stride=stride, bias=False)
-
-
 def _head() -> list[Layer]:
     """Return the end of the residual networks: mean over the picture, then one linear layer."""
     return [AveragePool(name="avgpool"), Flatten(name="flatten"), Linear(name="fc")]
@@ -136,20 +111,22 @@ def resnet18() -> list[Layer]:
 
     Four groups of two blocks; the first block of a group halves the picture and doubles the width.
     """
-    layers: list[Layer] = [_conv3(1, 64), BatchNorm(name="bn1"), Relu(name="relu1")]
+    layers: list[Layer] = [conv("conv1", 64, 3), BatchNorm(name="bn1"), Relu(name="relu1")]
     for group, width in enumerate((64, 128, 256, 512), start=1):
         for number in (1, 2):
             stride = 2 if group > 1 and number == 1 else 1
             block = ResidualBlock(
                 name=f"block{group}_{number}",
                 body=(
-                    _conv3(1, width, stride),
+                    conv("conv1", width, 3, stride),
                     BatchNorm(name="bn1"),
                     Relu(name="relu1"),
-                    _conv3(2, width),
+                    conv("conv2", width, 3),
                     BatchNorm(name="bn2"),
                 ),
-                shortcut=(_conv1(width, stride), BatchNorm(name="bn")) if stride > 1 else (),
+                shortcut=(conv("conv", width, 1, stride), BatchNorm(name="bn"))
+                if stride > 1
+                else (),
             )
             layers += [block, Relu(name=f"relu{group}_{number}")]
     return [*layers, *_head()]
@@ -161,22 +138,24 @@ def wrn_28_2() -> list[Layer]:
     A group's first block changes the width; there the shortcut too starts after BatchNorm and ReLU. Depth 28 counts the
     convolutions and the linear layer; width 2 doubles the 16, 32 and 64 channels of the usual network.
     """
-    layers: list[Layer] = [_conv3(1, 16)]
+    layers: list[Layer] = [conv("conv1", 16, 3)]
     for group, width in enumerate((32, 64, 128), start=1):
         stride = 1 if group == 1 else 2
         before: list[Layer] = [BatchNorm(name="bn1"), Relu(name="relu1")]
-        after = [BatchNorm(name="bn2"), Relu(name="relu2"), _conv3(2, width)]
+        after = [BatchNorm(name="bn2"), Relu(name="relu2"), conv("conv2", width, 3)]
         layers += [
             BatchNorm(name=f"bn{group}"),
             Relu(name=f"relu{group}"),
             ResidualBlock(
                 name=f"block{group}_1",
-                body=(_conv3(1, width, stride), *after),
-                shortcut=(_conv1(width, stride),),
+                body=(conv("conv1", width, 3, stride), *after),
+                shortcut=(conv("conv", width, 1, stride),),
             ),
         ]
         layers += [
-            ResidualBlock(name=f"block{group}_{number}", body=(*before, _conv3(1, width), *after))
+            ResidualBlock(
+                name=f"block{group}_{number}", body=(*before, conv("conv1", width, 3), *after)
+            )
             for number in (2, 3, 4)
         ]
     return [*layers, BatchNorm(name="bn4"), Relu(name="relu4"), *_head()]
@@ -197,18 +176,28 @@ IMAGENET: Shape = (3, 224, 224)
 MODELS: dict[str, NamedModel] = {
     "cnn": NamedModel(cnn),
     "alexnet": NamedModel(alexnet),
-    "alexnet-text": NamedModel(alexnet_text),
-    "vgg13": NamedModel(vgg13, (3, 96, 96)),
-    "vgg16": NamedModel(vgg16, (3, 144, 144), 100),
+    "alexnet-text": NamedModel(partial(alexnet, (11, 7, 3, 3, 3))),
+    "vgg13": NamedModel(partial(vgg, (2, 2, 2, 2, 2)), (3, 96, 96)),
+    "vgg16": NamedModel(partial(vgg, (2, 2, 3, 3, 3)), (3, 144, 144), 100),
     "resnet18": NamedModel(resnet18),
     "wrn-28-2": NamedModel(wrn_28_2),
-    "mobilenet-v2": NamedModel(backbones.mobilenet_v2, IMAGENET, 1000),
-    "efficientnet-lite0": NamedModel(backbones.efficientnet_lite0, IMAGENET, 1000),
-    "resnet18-imagenet": NamedModel(backbones.resnet18_imagenet, IMAGENET, 1000),
-    "resnet50": NamedModel(backbones.resnet50, IMAGENET, 1000),
+    "mobilenet-v2": NamedModel(
+        partial(backbones.mobile, backbones.MOBILENET_V2, same=False, eps=1e-5), IMAGENET, 1000
+    ),
+    "efficientnet-lite0": NamedModel(
+        partial(backbones.mobile, backbones.EFFICIENTNET_LITE0, same=True, eps=1e-3), IMAGENET, 1000
+    ),
+    "resnet18-imagenet": NamedModel(
+        partial(backbones.resnet, (2, 2, 2, 2), bottleneck=False), IMAGENET, 1000
+    ),
+    "resnet50": NamedModel(
+        partial(backbones.resnet, (3, 4, 6, 3), bottleneck=True), IMAGENET, 1000
+    ),
     "convnext-tiny": NamedModel(backbones.convnext_tiny, IMAGENET, 1000),
-    "vit-small-16": NamedModel(backbones.vit_small_16, IMAGENET, 1000),
-    "vit-small-14": NamedModel(backbones.vit_small_14, (3, 518, 518), 1000),
+    # ViT-S of Dosovitskiy et al. 2021 in the size of Touvron et al. 2021, and with layer scale as in DINOv2 (Oquab et al.
+    # 2023).
+    "vit-small-16": NamedModel(partial(backbones.vit, 16, scaled=False), IMAGENET, 1000),
+    "vit-small-14": NamedModel(partial(backbones.vit, 14, scaled=True), (3, 518, 518), 1000),
 }
 
 

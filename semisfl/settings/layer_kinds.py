@@ -256,7 +256,6 @@ Layer = (
     Conv | Norm | Activation | Scale | Pool | AveragePool | Drop | Flatten | Linear | Token | Nested
 )
 AnyLayer = Annotated[Layer, Field(discriminator="kind")]
-Table = Sequence[Layer]
 
 Block.model_rebuild()
 ResidualBlock.model_rebuild()

@@ -5,6 +5,7 @@ that other programs need to know nothing of this package. Each file is run once 
 before it gets its name.
 """
 
+import copy
 import io
 import json
 import os
@@ -137,38 +138,12 @@ class Normalize(nn.Module):
         return images.float() * self.scale + self.offset
 
 
-class Sum(nn.Module):
-    """A residual block of plain layers."""
-
-    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.body, self.shortcut = body, shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return body(x) + shortcut(x)."""
-        out: Tensor = self.body(x) + self.shortcut(x)
-        return out
-
-
-class Product(nn.Module):
-    """A gate of plain layers."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x body(x)."""
-        out: Tensor = x * self.body(x)
-        return out
-
-
 def _plain(module: nn.Module) -> nn.Module:
     """Return ``module`` without this package's fused operations, which other programs lack."""
-    if isinstance(module, Residual):
-        return Sum(_plain(module.body), _plain(module.shortcut))
-    if isinstance(module, Gate):
-        return Product(_plain(module.body))
+    if isinstance(module, Residual | Gate):
+        plain = copy.copy(module)
+        plain._modules = {name: _plain(one) for name, one in module.named_children()}
+        return plain
     if isinstance(module, Layers):
         # Exporters write Python code, in which a layer cannot be called ``class``.
         layers = ((f"{n}_" if iskeyword(n) else n, _plain(one)) for n, one in named_layers(module))

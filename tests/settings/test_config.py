@@ -130,13 +130,10 @@ def test_files(tmp_path: Path) -> None:
     file.write_text('rounds = 3\n[optimizer]\nlr = 5e-2\n[model]\ncut = "none"\n')
     parsed = config.parse(config.read(file))
     assert (parsed.rounds, parsed.optimizer.lr, parsed.model.cut) == (3, 5e-2, None)
-    for text in ("rounds = = 3", f"rounds = {'[' * 5000}"):
-        file.write_text(text)
+    for text in (b"rounds = = 3", b"rounds = " + b"[" * 5000, b"\xff\xfe\x00"):
+        file.write_bytes(text)
         with pytest.raises(ConfigError, match="is not TOML"):
             config.read(file)
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot read"):
-        config.read(file)
     with pytest.raises(ConfigError, match="cannot read"):
         config.read(tmp_path / "absent.toml")
 
