@@ -82,8 +82,7 @@ class ClientBlock(ClientsHere):
         self._bottom = clone(model.bottom)
         # A teacher normalises by the statistics of its client's batch, as in the authors' code.
         self._teacher_per_client = any(batchnorms(model.bottom))
-        self._students: Stack | None = None
-        self._teachers: Stack | None = None
+        self._slots = 0
         self._features = model.features
         self._full = FullModelClients(setup, self.shards, self.batches, self.traffic)
 
@@ -96,7 +95,6 @@ class ClientBlock(ClientsHere):
         """
         self._plan = plan
         self._make_slots(len(plan.active))
-        assert self._students is not None and self._teachers is not None
         wire = self.config.wire
         self.outgoing.start_round(plan.index, plan.active, self.hardware)
         self._sent = bottom = roundtrip_state(plan.bottom, wire.models)
@@ -142,7 +140,7 @@ class ClientBlock(ClientsHere):
 
     def _make_slots(self, slots: int) -> None:
         """Make stacks of ``slots`` students and teachers with their optimiser; keep those of the last round if they fit."""
-        if self._students is not None and len(self._students.modules) == slots:
+        if slots == self._slots:
             return
         dtype = self.hardware.weights_dtype
         self._students = Stack(self._bottom.train(), slots, dtype=dtype)
@@ -157,6 +155,7 @@ class ClientBlock(ClientsHere):
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
         self._sgd = self.hardware.sgd(self._students.parameters, self.config.optimizer)
+        self._slots = slots
 
     @property
     def _teachers_differ(self) -> bool:
@@ -168,7 +167,6 @@ class ClientBlock(ClientsHere):
 
         Strong views go through the students, weak views through the teachers; rows of the clients side by side.
         """
-        assert self._students is not None and self._teachers is not None
         strong, weak = self.batches.get("strong"), self.batches.get("weak")
         parallel = self.hardware.streams.side_by_side
         if self.hardware.device.type == "cpu":
@@ -201,7 +199,6 @@ class ClientBlock(ClientsHere):
 
         With teachers that follow their students, they follow here, after the step.
         """
-        assert self._students is not None and self._teachers is not None
         crossed = codec_named(self.config.wire.gradients).roundtrip(gradients)
         received = self._guarded.gradient(crossed).to(self._outputs.dtype)
         if self.hardware.device.type == "cuda":
@@ -221,13 +218,11 @@ class ClientBlock(ClientsHere):
 
     def mean(self) -> State:
         """End the round; return the plain mean of the bottoms, which no codec or policy changes."""
-        assert self._students is not None
         self._count_round()
         return self._students.mean()
 
     def bottoms(self) -> dict[int, Cleared]:
         """End the round; return every active client's bottom as the server will hold it."""
-        assert self._students is not None
         self._count_round()
         return {
             client: self.outgoing.bottom(self._sent, self._students.state(slot), slot)
@@ -258,7 +253,7 @@ class ClientBlock(ClientsHere):
         self,
         work: ClientWork,
         plan: FullRound,
-        between: Callable[[], None] | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> list[ClientResult]:
         """Run a full-model round of ``work`` and return one result per active client.
 

@@ -286,7 +286,7 @@ class FullModelClients:
         self,
         work: ClientWork,
         round_plan: FullRound,
-        between: Callable[[], None] | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> list[ClientResult]:
         """Run the round and return one result per active client, in their order.
 
@@ -306,16 +306,21 @@ class FullModelClients:
             every = zip(slots, contributes, strict=True)
             return [self._finish(work, slot, ok) for slot, ok in every]
         self._start_batches(slots)
+
+        def before_step() -> None:
+            self._stop.check()
+            between()
+
         on_cpu = self._hardware.device.type == "cpu"
         run = self._at_their_own_pace if on_cpu else self._together
-        return run(work, slots, contributes, between)
+        return run(work, slots, contributes, before_step)
 
     def _at_their_own_pace(
         self,
         work: ClientWork,
         slots: list[Slot],
         contributes: list[bool],
-        between: Callable[[], None] | None,
+        before_step: Callable[[], None],
     ) -> list[ClientResult]:
         """Run all steps of a slot in one call, so that no core waits for another between steps.
 
@@ -328,7 +333,7 @@ class FullModelClients:
             for _ in part.steps[: max(0, slot.used_steps - part.steps.start)]:
                 if given_up.is_set():
                     raise Stopped
-                self._between_steps(between)
+                before_step()
                 slot.step(work, self._names)
 
         for parts in self.batches.stretches(len(slots)):
@@ -348,7 +353,7 @@ class FullModelClients:
         work: ClientWork,
         slots: list[Slot],
         contributes: list[bool],
-        between: Callable[[], None] | None,
+        before_step: Callable[[], None],
     ) -> list[ClientResult]:
         """Run each step of all slots side by side; a GPU captures the step once and replays it.
 
@@ -359,18 +364,12 @@ class FullModelClients:
             self._captured[key] = self._hardware.make_step(lambda: self._step(work, slots))
         results: dict[int, ClientResult] = {}
         for step in range(max(slot.used_steps for slot in slots)):
-            self._between_steps(between)
+            before_step()  # on the host: a replayed step contains no Python
             self._captured[key]()
             for slot, ok in zip(slots, contributes, strict=True):
                 if slot.used_steps == step + 1:
                     results[slot.client] = self._finish(work, slot, ok)
         return [results[slot.client] for slot in slots]
-
-    def _between_steps(self, between: Callable[[], None] | None) -> None:
-        """Run the host's checks between two steps; a replayed step contains no Python."""
-        self._stop.check()
-        if between is not None:
-            between()
 
     def _start_batches(self, slots: list[Slot]) -> None:
         """Prepare one large batch per view; a slot that contributes nothing gets its first image."""

@@ -182,7 +182,7 @@ def test_the_policies_that_are_shipped_say_who_takes_part(name: str, tmp_path: P
         if name == "open":
             client = net.enrol(0, policy=policy, allowance=Allowance(file))
             net.experiment.method.round(0)
-            assert client.device.bits_per_image == float("inf") and not file.exists()
+            assert client.device.allowance.total.bits == float("inf") and not file.exists()
             return
         reason = ended(net.join(0, policy=policy, allowance=Allowance(file)))
         assert "clients.bottom = 'trained' sends a bottom back" in reason

@@ -79,8 +79,6 @@ class ClusterFleet(Simulation):
         self._crew = Crew(setup, ranks)
         self._setup, self.block, self._ranks = setup, ClientBlock(setup), self._crew.ranks
         super().__init__(self.block)
-        self._plan: SplitRound | None = None
-        self._step = 0
         self._coming: Transfer | None = None
         """Features that the other ranks are computing or sending."""
         self._owing: list[int] = []
@@ -123,7 +121,6 @@ class ClusterFleet(Simulation):
 
         They arrive while rank 0 computes; `forward` waits for them.
         """
-        assert self._plan is not None
         if self._step == self._plan.steps:
             return
         rows, width = (
@@ -184,8 +181,6 @@ class ClusterFleet(Simulation):
 
     def finish_round(self) -> State:
         """Collect the bottoms and byte counts of all ranks; return the bottoms as one."""
-        plan = self._plan
-        assert plan is not None
         self._ranks.send_command("finish")
         bottoms = as_states(self.block.bottoms()) if self._blocks[0] else {}
         for rank in self._ranks.others:
@@ -197,7 +192,7 @@ class ClusterFleet(Simulation):
             self.traffic.merge(reply["traffic"])
             if reply["stop"]:
                 self._setup.stop.request()
-        return combine(self._setup.config.robust, bottoms, plan.bottom, self.held_back)
+        return combine(self._setup.config.robust, bottoms, self._plan.bottom, self.held_back)
 
     # --- a full-model round ----------------------------------------------------------------------
 

@@ -81,7 +81,8 @@ class Device:
         """The stream of the last frame."""
         self.upload: Upload | None = None
         """What is sent with a frozen bottom."""
-        self._connection = connection
+        self.connection = connection
+        """The connection to the server; it counts the bytes sent and received."""
         self._images, self._device = images, device
         self._stop = stop or StopFlag()
         self._expected: Mapping[str, Schema] = {}
@@ -107,23 +108,8 @@ class Device:
     @property
     def doing(self) -> str:
         """Return what it does now: connecting, checking the terms, loading its images, waiting or training."""
-        now = self._doing if self._connection.connected else CONNECTING
+        now = self._doing if self.connection.connected else CONNECTING
         return self._stopped_while or now
-
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        """Return the bytes sent and received, framing included."""
-        return self._connection.sent, self._connection.received
-
-    @property
-    def image_count(self) -> tuple[int, int]:
-        """Return how many images the device trains with, and how many could not be read."""
-        return (len(self.joined.images), self.joined.skipped) if self.joined else (0, 0)
-
-    @property
-    def bits_per_image(self) -> float:
-        """Return the most bits about one image that all that was sent carries; inf: no bound."""
-        return self.allowance.total.bits
 
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
@@ -150,9 +136,9 @@ class Device:
         except Stopped:
             self._stopped_while = self.doing
             # The server also ends the stream after the goodbye below.
-            self.finished = self._connection.over.is_set()
+            self.finished = self.connection.over.is_set()
         finally:
-            self._connection.close()
+            self.connection.close()
 
     # --- questions and answers -------------------------------------------------------------------
 
@@ -160,8 +146,8 @@ class Device:
         """Return the next frame; raise `Stopped` if there will be none."""
         if self.joined is not None:
             self.joined.hardware.streams.before_waiting()
-        while not self._stop.requested and not self._connection.over.is_set():
-            received = self._connection.receive(0.2)
+        while not self._stop.requested and not self.connection.over.is_set():
+            received = self.connection.receive(0.2)
             if received is not None:
                 return received
         raise Stopped
@@ -226,10 +212,10 @@ class Device:
         """Check the terms, join their run if it is another one than before, and answer that the device is ready."""
         self._doing = "checking the terms"
         # The terms themselves count at every connection, not the name of the run that comes with them.
-        terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
+        terms = Terms.from_json(frame.fields["terms"], self.connection.methods)
         if self.joined is None or self.joined.terms != terms:
             terms.placed()  # or a WireError
-            self._connection.owner.approval.check(terms.digest)
+            self.connection.owner.approval.check(terms.digest)
             # Its images and model leave the memory before those of the new terms come.
             self.joined = None
             self.outgoing.agree(terms.config)
@@ -240,8 +226,8 @@ class Device:
             schemas = self.joined.schemas
             split = {"split": schemas.split, "split_alone": schemas.split_alone}
             self.beginnings = {"full": messages.FULL} if self._works else split
-            self._connection.run = terms.run
-            self.upload = Upload(self, self._connection.name) if terms.bottom else None
+            self.connection.run = terms.run
+            self.upload = Upload(self, self.connection.name) if terms.bottom else None
             self._steps |= self.upload.steps if self.upload else {}
         member = self.member
         if self.upload is None:

@@ -82,16 +82,14 @@ class Report:
 
     def _values(self, device: Device) -> dict[str, Any]:
         """Return the entries of the status file, but for the time."""
-        images, skipped = device.image_count
-        sent, received = device.bytes_moved
-        bits = device.bits_per_image
+        member, bits = device.joined, device.allowance.total.bits
         values = {
             "state": self._ended or device.doing,
             "rounds": device.rounds,
-            "images": images,
-            "unreadable": skipped,
-            "bytes_sent": sent,
-            "bytes_received": received,
+            "images": len(member.images) if member else 0,
+            "unreadable": member.skipped if member else 0,
+            "bytes_sent": device.connection.sent,
+            "bytes_received": device.connection.received,
             "bits_per_image": round(bits, 1) if bits < math.inf else None,
         }
         return values | ({"reason": self._reason} if self._reason else {})

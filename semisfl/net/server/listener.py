@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -32,8 +31,6 @@ BREAK_SECONDS = 0.2
 """A broken connection looks like a goodbye until gRPC reports it, a moment later."""
 RETURN_SECONDS = 7.0
 """A device whose connection broke tries again after 6 s at most."""
-
-Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
 
 
 class Listener:
@@ -64,12 +61,25 @@ class Listener:
             raise
 
     async def _bind(self, listen: str) -> int:
-        methods = {"Session": self._serve, "Terms": self._show_terms}
+        """Make the server of streams, which is not started yet; return its port."""
         options = chunks.options(
             server_handshake_timeout_ms=int(self._seconds * 1000), so_reuseport=0
         )
-        self._server, port = open_port(listen, chunks.SERVICE, methods, self._trust, options)
-        return port
+        self._server = grpc.aio.server(options=options)
+        methods = {
+            name: grpc.stream_stream_rpc_method_handler(serve)
+            for name, serve in (("Session", self._serve), ("Terms", self._show_terms))
+        }
+        known = grpc.method_handlers_generic_handler(chunks.SERVICE, methods)
+        self._server.add_generic_rpc_handlers((known,))
+        try:
+            if self._trust is None:
+                return self._server.add_insecure_port(listen)
+            return self._server.add_secure_port(listen, self._trust.server_credentials())
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {listen}: {error}; choose another address or port"
+            ) from error
 
     def start(self) -> None:
         """Let devices in."""
@@ -180,33 +190,6 @@ class Listener:
     def _stop_thread(self) -> None:
         if self._owns_thread:
             self.thread.stop()
-
-
-def open_port(
-    listen: str,
-    service: str,
-    methods: Mapping[str, Serve],
-    trust: Trust | None,
-    options: Sequence[tuple[str, int]],
-) -> tuple[grpc.aio.Server, int]:
-    """Return a server of streams that is not started yet, and its port; ``trust`` None: in plaintext.
-
-    Raise `ConfigError` if it cannot listen on ``listen``.
-    """
-    server = grpc.aio.server(options=options)
-    handlers = {
-        name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
-    }
-    known = grpc.method_handlers_generic_handler(service, handlers)
-    server.add_generic_rpc_handlers((known,))
-    try:
-        if trust is None:
-            return server, server.add_insecure_port(listen)
-        return server, server.add_secure_port(listen, trust.server_credentials())
-    except RuntimeError as error:
-        raise ConfigError(
-            f"cannot listen on {listen}: {error}; choose another address or port"
-        ) from error
 
 
 async def abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
