@@ -307,7 +307,7 @@ class FullModelClients:
             return [self._finish(work, slot, ok) for slot, ok in every]
         self._start_batches(slots)
 
-        def before_step() -> None:
+        def before_step() -> None:  # on the host: a replayed step contains no Python
             self._stop.check()
             between()
 
@@ -364,7 +364,7 @@ class FullModelClients:
             self._captured[key] = self._hardware.make_step(lambda: self._step(work, slots))
         results: dict[int, ClientResult] = {}
         for step in range(max(slot.used_steps for slot in slots)):
-            before_step()  # on the host: a replayed step contains no Python
+            before_step()
             self._captured[key]()
             for slot, ok in zip(slots, contributes, strict=True):
                 if slot.used_steps == step + 1:
