@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from semisfl.runs.loop import Result as Result
     from semisfl.runs.run_data import divide as divide
     from semisfl.runs.sinks import Callback as Callback
-    from semisfl.runs.start import resume as resume
-    from semisfl.runs.start import train as train
-    from semisfl.settings.config import Config as Config
-    from semisfl.settings.config import ConfigError as ConfigError
-    from semisfl.settings.config import parse as parse
+    from semisfl.runs.start import resume as resume, train as train
+    from semisfl.settings.config import Config as Config, ConfigError as ConfigError, parse as parse
     from semisfl.settings.presets import preset as preset
-    from semisfl.use.classifier import Classifier as Classifier
-    from semisfl.use.classifier import evaluate as evaluate
-    from semisfl.use.classifier import load as load
-    from semisfl.use.classifier import predict as predict
+    from semisfl.use.classifier import (
+        Classifier as Classifier,
+        evaluate as evaluate,
+        load as load,
+        predict as predict,
+    )
 
 # Imported on first use, so that `--help` and reports do not wait for torch.
 _HOMES = {

@@ -19,8 +19,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import divide, load_images
-from semisfl.settings import catalog
-from semisfl.settings import config as configs
+from semisfl.settings import catalog, config as configs
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.plain_values import words_of
 

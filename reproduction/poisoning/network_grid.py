@@ -30,8 +30,7 @@ from semisfl.fleet.block import ClientBlock
 from semisfl.net.client import member
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import load_data
-from semisfl.settings import config as configs
-from semisfl.settings import presets
+from semisfl.settings import config as configs, presets
 from semisfl.settings.config import Config, parse
 from semisfl.settings.plain_values import words_of
 from tests.net.harness import Network, certificates

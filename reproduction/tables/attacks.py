@@ -12,8 +12,7 @@ from reproduction.records import entries, entry
 from reproduction.tables.numbers import accuracies, each, spread, table
 from semisfl.costs.rounds import ImageFacts, RoundCosts
 from semisfl.fleet.caps import RoundSizes, RoundUse
-from semisfl.settings import config as configs
-from semisfl.settings import presets
+from semisfl.settings import config as configs, presets
 from semisfl.settings.counts import amount
 from semisfl.settings.policy import Policy, upload_bits
 

@@ -72,8 +72,7 @@ def leakage(
     quiet: Quiet = False,
 ) -> None:
     """Rebuild clients' images as the server could, and compare the result with chance."""
-    from semisfl.attacks import meter, picture
-    from semisfl.attacks import scene as scenes
+    from semisfl.attacks import meter, picture, scene as scenes
     from semisfl.settings import config as configs
 
     # Before the attacks, which may take hours.

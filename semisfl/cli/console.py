@@ -13,8 +13,7 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 
-from semisfl.files import printable as printable
-from semisfl.files import timestamp
+from semisfl.files import printable as printable, timestamp
 
 
 class _Lossy:

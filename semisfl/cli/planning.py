@@ -89,12 +89,10 @@ def plan(
 
     The default connection speeds are the paper's. The speed of its devices is assumed (docs/costs.md).
     """
-    from semisfl.costs import charts, rounds
-    from semisfl.costs import plan as plans
+    from semisfl.costs import charts, plan as plans, rounds
     from semisfl.costs.clock import World
     from semisfl.runs.compare import choose_methods
-    from semisfl.settings import config as configs
-    from semisfl.settings import lookup
+    from semisfl.settings import config as configs, lookup
 
     settings = with_data(settings, data)
     values = values_of(chosen_preset(preset, settings), settings)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGA = 1e6
-BAR = "#c9d4e5"
 
 
 def plan_picture(plan: Plan) -> "Figure":
@@ -68,7 +67,7 @@ def _label(plan: Plan, group: Sequence[Line]) -> str:
 def _bars(axes: "Axes", total: Sequence[float], parts: dict[str, list[float]]) -> None:
     """Draw a bar per cut on a logarithmic axis, with a marker for each part of it."""
     places = range(len(total))
-    axes.bar(places, total, color=BAR, label="in all")
+    axes.bar(places, total, color="#c9d4e5", label="in all")
     for (name, values), marker in zip(parts.items(), ("o", "s"), strict=True):
         axes.plot(places, values, marker, ms=5, label=name)
     axes.set_yscale("log")

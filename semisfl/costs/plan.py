@@ -7,8 +7,7 @@ from statistics import fmean
 
 from semisfl.costs.clock import World, time_round
 from semisfl.costs.cuts import every_cut
-from semisfl.costs.rounds import ImageFacts, RoundCosts
-from semisfl.fleet.base import draw_active
+from semisfl.costs.rounds import ImageFacts, RoundCosts, drawn
 from semisfl.fleet.rows import TOGETHER
 from semisfl.methods.sizes import Cost
 from semisfl.settings import catalog, lookup
@@ -96,7 +95,8 @@ class Plan:
     @property
     def best(self) -> Line:
         """Return the fastest cut that fits; among equal ones the configured cut, else the earliest."""
-        return min(self._fitting, key=lambda line: (_rounded(line.seconds), *self._tie(line)))
+        # Without the last digits, in which equal cuts may differ.
+        return min(self._fitting, key=lambda line: (float(f"{line.seconds:.9g}"), *self._tie(line)))
 
     @property
     def smallest(self) -> Line:
@@ -134,7 +134,7 @@ class Plan:
         if not line.once:
             return line.total * config.clients.active * config.client_rounds
         rounds = range(config.server.pretrain_rounds, config.rounds)
-        return line.total * len({client for index in rounds for client in _active(config, index)})
+        return line.total * len({client for index in rounds for client in drawn(config, index)})
 
     def run_hours(self, line: Line) -> float:
         """Return the virtual hours of the whole run, with the rounds in which the server trains alone."""
@@ -154,11 +154,6 @@ class Plan:
 def group_name(group: Sequence[Line]) -> str:
     """Return the name of cuts that send the same: ``conv1–relu1``."""
     return "–".join(dict.fromkeys((group[0].cut, group[-1].cut)))
-
-
-def _rounded(seconds: float) -> float:
-    """Return the seconds without the last digits, in which equal cuts may differ."""
-    return float(f"{seconds:.9g}")
 
 
 def make(
@@ -228,17 +223,11 @@ def _line(costs: RoundCosts, world: World) -> Line | None:
     )
 
 
-def _active(config: Config, index: int) -> Sequence[int]:
-    """Return the clients that are drawn for a round, if all are there."""
-    clients = config.clients
-    return draw_active(config.seed, index, clients.total, range(clients.total), clients.active)
-
-
 def _mean_round(costs: RoundCosts, world: World) -> tuple[float, float, tuple[float, float, float]]:
     """Return the seconds of a round, the server's part, and an average client's computing, sending and waiting."""
     timed, everyone = [], range(costs.config.clients.total)
     for index in range(ROUNDS):
-        active = everyone if costs.once else _active(costs.config, index)
+        active = everyone if costs.once else drawn(costs.config, index)
         timed.append(time_round(index, costs.usual_work(active), world))
     each = [times for one in timed for times in one.clients.values()]
     parts = ([t.computing for t in each], [t.sending for t in each], [t.waiting for t in each])

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semisfl.costs.clock import RoundTime, World, time_round
-from semisfl.costs.rounds import Bytes, ImageFacts, RoundCosts, recorded_images
-from semisfl.fleet.base import draw_active
+from semisfl.costs.rounds import Bytes, ImageFacts, RoundCosts, drawn, recorded_images
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.report import Run
-from semisfl.settings import config as configs
-from semisfl.settings import lookup
+from semisfl.settings import config as configs, lookup
 from semisfl.settings.config import Config
 
 # --- traffic ----------------------------------------------------------------------------------------
@@ -69,9 +67,7 @@ def _traffic_of_round(
     sent = now.bytes_total - before.bytes_total
     if not sent:
         return RoundTraffic({})
-    seed, clients = costs.config.seed, costs.config.clients
-    # The clients drawn for the round, if all were present.
-    active = draw_active(seed, now.round, clients.total, range(clients.total), clients.active)
+    active = drawn(costs.config, now.round)
     usual = (costs.usual or Cost(0, 0)).by_kind()
     if costs.once:
         active = tuple(client for client in active if client not in known) or active

@@ -4,7 +4,7 @@
 settings, its cost formula and a cut of its model, and gives the virtual clock its input.
 """
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 
 from semisfl.costs.clock import RoundWork, Share
 from semisfl.costs.cuts import Cut, cut_of
+from semisfl.data import sources
 from semisfl.files import read_json
+from semisfl.fleet.base import draw_active
 from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.models.shapes import Shape
@@ -51,8 +53,6 @@ def planned_images(config: Config) -> ImageFacts:
     if (known := lookup.data(name)) and known.images is not None:
         shape, classes, images = known.shape, known.classes, known.images
     else:
-        from semisfl.data import sources
-
         data = sources.load(name, size=side)
         shape, classes, images = data.shape, len(data.classes), len(data.images)
         folders = data.clients
@@ -71,8 +71,6 @@ def _images_of(name: str) -> int:
     """Return the number of training images of a named set, or at a path."""
     if (known := lookup.data(name)) and known.images is not None:
         return known.images
-    from semisfl.data import sources
-
     return len(sources.load(name, size=8, tested=False).images)
 
 
@@ -115,6 +113,12 @@ Bytes = Mapping[str, int]
 FULL_MESSAGES, FETCH_MESSAGES = 6, 2
 
 
+def drawn(config: Config, index: int) -> Sequence[int]:
+    """Return the clients that are drawn for a round, if all are there."""
+    clients = config.clients
+    return draw_active(config.seed, index, clients.total, range(clients.total), clients.active)
+
+
 def cost_of(entry: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
     """Return what one active client sends and computes in a usual round, or None without a formula.
 
@@ -125,8 +129,7 @@ def cost_of(entry: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
     kind = lookup.settings_class(entry)
     # The configuration has no section for a method of another package unless it is chosen.
     settings = getattr(config, entry.section or "", None) or (kind() if kind else None)
-    cost: Cost = lookup.load(entry.cost)(sizes, settings)
-    return cost
+    return lookup.load(entry.cost)(sizes, settings)
 
 
 def _as_clients_use(config: Config, images: ImageFacts) -> Config:

@@ -212,8 +212,7 @@ class RoundBatches:
         views = self._views[name]
         if self.whole:
             scale, offset = self.normalizer.scale, self.normalizer.offset
-            images: Tensor = normalized_row(views, self._counter, scale, offset, self.dtype)
-            return images
+            return normalized_row(views, self._counter, scale, offset, self.dtype)
         return self.normalizer(self._row(views, self._first), self.dtype)
 
     def _make_stretch(self, each: int = 1) -> None:

@@ -42,12 +42,13 @@ class LabeledImages:
     ) -> None:
         """Take ``while_busy``, which runs a task when the host would otherwise wait, or never."""
         self._batches = batches
-        self._labels = labels
+        self.labels = labels
+        """The classes of the labelled images, int64 [n]."""
         self._config = config
         self._while_busy = while_busy
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -66,11 +67,6 @@ class LabeledImages:
             self.normalized(images[first : first + batch]) for first in range(0, len(images), batch)
         )
 
-    @property
-    def labels(self) -> Tensor:
-        """Return the classes of the labelled images, int64 [n]."""
-        return self._labels
-
     def views(self, weak: int) -> Tensor:
         """Return every labelled image un-augmented, then all of them in ``weak`` weak views, as uint8."""
         images, augmentation = self._batches.images, self._batches.augmentation
@@ -80,7 +76,7 @@ class LabeledImages:
 
     def class_mix(self, classes: int) -> Tensor:
         """Return the share of each class among the labels, [classes]; a class without images counts as half an image."""
-        counts = torch.bincount(self._labels, minlength=classes).float().clamp(min=0.5)
+        counts = torch.bincount(self.labels, minlength=classes).float().clamp(min=0.5)
         return counts / counts.sum()
 
     def start(self, round_index: int, steps: int, view: LabeledView, views: int = 2) -> None:
@@ -109,8 +105,8 @@ class LabeledImages:
             )
             for name, kind in _kinds(view, views).items()
         }
-        device = self._labels.device
-        extras = {"labels": self._labels[torch.from_numpy(indices).to(device)]}
+        device = self.labels.device
+        extras = {"labels": self.labels[torch.from_numpy(indices).to(device)]}
         if view == "mixed":
             rng = seeds.generator(seed, "mixed", round_index)
             shares, partners = draw_pairs(rng, steps, batch)

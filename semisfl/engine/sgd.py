@@ -114,7 +114,7 @@ class SGD:
         leaves = [*also, *self.parameters]
         gradients: tuple[Tensor | None, ...]
         at_once = clip_norm is not None or any(regularisers)
-        if self._streams is None or at_once or not self._beside_the_backward_pass:
+        if self._streams is None or at_once or not (self.lr.is_cuda and self._one_by_one):
             gradients = torch.autograd.grad(loss, leaves, gradient, allow_unused=True)
             self.apply(gradients[len(also) :], clip_norm, regularisers)
         else:
@@ -123,11 +123,6 @@ class SGD:
             g if g is not None else torch.zeros_like(t)
             for g, t in zip(gradients, also, strict=False)
         ]
-
-    @property
-    def _beside_the_backward_pass(self) -> bool:
-        """Return whether parameters are stepped in hooks while the backward pass goes on."""
-        return self.lr.is_cuda and self._one_by_one
 
     def _descend_early(
         self, streams: Streams, loss: Tensor, leaves: Sequence[Tensor], gradient: Tensor | None

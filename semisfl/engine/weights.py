@@ -38,12 +38,8 @@ def as_flat(tensor: Tensor) -> Tensor:
     return (tensor.movedim(-3, -1) if tensor.dim() >= 4 else tensor).reshape(-1)
 
 
-def padded_size(tensor: Tensor) -> int:
-    """Return the size of ``tensor`` with padding, so that the next tensor starts aligned."""
-    return _aligned(tensor.numel())
-
-
 def _aligned(size: int) -> int:
+    """Return a number of values with padding, so that the next tensor starts aligned."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -98,9 +94,9 @@ class Weights:
         ]
         tensors = [*cast, *rest]
         device = tensors[0].device
-        self.master = torch.zeros(sum(padded_size(t) for t in tensors), device=device)
+        self.master = torch.zeros(sum(_aligned(t.numel()) for t in tensors), device=device)
         self.work = (
-            torch.zeros(sum(padded_size(t) for t in cast), device=device, dtype=dtype)
+            torch.zeros(sum(_aligned(t.numel()) for t in cast), device=device, dtype=dtype)
             if cast
             else None
         )
@@ -117,7 +113,7 @@ class Weights:
                 tensor.home = Home(self, start, tensor.numel())  # type: ignore[attr-defined]
             else:
                 tensor.data = master
-            start += padded_size(tensor)
+            start += _aligned(tensor.numel())
         for layer in module.modules():
             if any(id(parameter) in known for parameter in layer.parameters(recurse=False)):
                 layer.register_state_dict_post_hook(_give_master)

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.data.batches import ViewKind
-from semisfl.engine.sums import UNREGULARISED
-from semisfl.engine.sums import Regularisers as Regularisers
+from semisfl.engine.sums import UNREGULARISED, Regularisers as Regularisers
 from semisfl.engine.weights import State as State
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.models.stack import mean_of_rows

@@ -324,13 +324,10 @@ class NormBlock(NamedTuple):
         of_norm = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         how = (norm.training, norm.momentum, norm.eps, self.relu, self.pool)
         after = (*(rows(weight) for weight in of_norm), *how)
-        out: Tensor
         if conv is None:
-            out = norm_relu_pool(x, None, *after)
-        else:
-            bias = None if conv.bias is None else rows(conv.bias)
-            out = conv_norm_relu_pool(x, rows(conv.weight), bias, *conv_arguments(conv), *after)
-        return out
+            return norm_relu_pool(x, None, *after)
+        bias = None if conv.bias is None else rows(conv.bias)
+        return conv_norm_relu_pool(x, rows(conv.weight), bias, *conv_arguments(conv), *after)
 
 
 class LinearBlock(NamedTuple):

@@ -58,5 +58,4 @@ def call_with(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -
         for name, tensor in (*layer._parameters.items(), *layer._buffers.items())
         if id(tensor) in new
     }
-    out: Tensor = functional_call(model, by_layer, (images,), tie_weights=False)
-    return out
+    return functional_call(model, by_layer, (images,), tie_weights=False)

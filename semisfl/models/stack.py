@@ -132,10 +132,7 @@ def _of(weight: Tensor | None, rows: Rows) -> Tensor | None:
 
 def _conv(conv: nn.Conv2d, rows: Rows, x: Tensor) -> Tensor:
     """Return the outputs of one convolution of all copies, as one grouped convolution or kernel."""
-    out: Tensor = stacked_conv(
-        x, rows[id(conv.weight)], _of(conv.bias, rows), *conv_arguments(conv)
-    )
-    return out
+    return stacked_conv(x, rows[id(conv.weight)], _of(conv.bias, rows), *conv_arguments(conv))
 
 
 def _conv_block(block: ConvBlock, rows: Rows) -> Pass:

@@ -29,8 +29,7 @@ from semisfl.runs.lock import EXIT_CODE, Taken, take
 from semisfl.runs.reading import METRICS
 from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
 from semisfl.runs.start import PreparedRun, begin, go_on
-from semisfl.settings import catalog, lookup
-from semisfl.settings import config as configs
+from semisfl.settings import catalog, config as configs, lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.plain_values import flatten, words_of
 from semisfl.settings.toml import to_toml

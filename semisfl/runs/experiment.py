@@ -166,8 +166,7 @@ def make_clients(setup: FleetSetup) -> Fleet:
     follows = any(getattr(own, "client_teacher", None) == "ema" for own in config.own_sections)
     if bottom == "frozen" and follows:
         log.info("client_teacher = 'ema' has no effect: with clients.bottom = 'frozen' none moves")
-    fleet: Fleet = lookup.load(FLEETS[kind, bottom])(setup)
-    return fleet
+    return lookup.load(FLEETS[kind, bottom])(setup)
 
 
 def fleet_setup(

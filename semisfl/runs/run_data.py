@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl.data import npz, sources
-from semisfl.data import partition as partitions
+from semisfl.data import npz, partition as partitions, sources
 from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
 from semisfl.settings.config import Config, ConfigError

@@ -13,9 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from semisfl.settings import catalog, lookup
 from semisfl.settings.catalog import NamedMethod
-from semisfl.settings.plain_values import override as override
-from semisfl.settings.plain_values import read as read
-from semisfl.settings.plain_values import read_about
+from semisfl.settings.plain_values import override as override, read as read, read_about
 from semisfl.settings.policy import Policy, with_known_codec
 from semisfl.settings.robust import RobustConfig
 from semisfl.settings.run import (
@@ -32,10 +30,15 @@ from semisfl.settings.run import (
     TeacherConfig,
     WireConfig,
 )
-from semisfl.settings.sections import ConfigError as ConfigError
-from semisfl.settings.sections import Kind, LabeledView, OpenSection, one_line
-from semisfl.settings.sections import Section as Section
-from semisfl.settings.sections import known_keys as known_keys
+from semisfl.settings.sections import (
+    ConfigError as ConfigError,
+    Kind,
+    LabeledView,
+    OpenSection,
+    Section as Section,
+    known_keys as known_keys,
+    one_line,
+)
 
 PRETRAINED_OPTIMIZER: dict[str, Any] = {
     "kind": "adamw",
@@ -46,8 +49,6 @@ PRETRAINED_OPTIMIZER: dict[str, Any] = {
 }
 """The defaults of ``[optimizer]`` if ``model.weights`` is set and the optimiser's kind is not."""
 ALL_KEYS = "`semisfl show digits` lists all keys"
-_METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
-_SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
 
 
 def _sink_name(name: str) -> str:
@@ -61,11 +62,16 @@ class Config(OpenSection):
     among the values, because a comparison has one file for all; they are checked and left out.
     """
 
-    method: str = Field("semisfl", description=f"how to train {_METHOD_CHOICES}")
+    method: str = Field(
+        "semisfl",
+        description=f"how to train ({' | '.join(catalog.METHODS)} | package.module:Class)",
+    )
     rounds: int = Field(30, ge=1, description="rounds of training, H")
     seed: int = Field(0, ge=0, description="seed of all random numbers")
     sinks: tuple[Annotated[str, AfterValidator(_sink_name)], ...] = Field(
-        (), description=f"where round metrics go besides metrics.jsonl {_SINK_CHOICES}"
+        (),
+        description="where round metrics go besides metrics.jsonl "
+        f"({' | '.join(catalog.SINKS)} | package.module:Class)",
     )
     data: DataConfig = DataConfig()
     clients: ClientsConfig = ClientsConfig()

@@ -257,10 +257,6 @@ Layer = (
 )
 AnyLayer = Annotated[Layer, Field(discriminator="kind")]
 
-Block.model_rebuild()
-ResidualBlock.model_rebuild()
-Gate.model_rebuild()
-
 
 def tables_in(layer: Layer) -> list[tuple[Layer, ...]]:
     """Return the body of a block, and its shortcut if it has one; nothing for a single layer."""

@@ -147,10 +147,7 @@ def settings_class(entry: NamedMethod | NamedAggregate) -> type[Section] | None:
 
     Its module loads no torch, so that a configuration can be read where nothing is trained.
     """
-    if entry.settings is None:
-        return None
-    loaded: type[Section] = load(entry.settings)
-    return loaded
+    return None if entry.settings is None else load(entry.settings)
 
 
 def works(entry: NamedMethod) -> dict[str, Any]:

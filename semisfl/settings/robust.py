@@ -37,15 +37,12 @@ class ClippedMean(Section):
     )
 
 
-_RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
-
-
 class RobustConfig(OpenSection):
     """``[robust]``: the fields that every run has, and the section of the chosen rule, if it has settings."""
 
     aggregate: str = Field(
         "mean",
-        description=f"how clients' bottoms or models become one {_RULE_CHOICES}",
+        description=f"how clients' bottoms or models become one ({' | '.join(catalog.AGGREGATES)})",
         json_schema_extra={"served": SERVED["aggregate"]},
     )
     features: Literal["as_sent", "limited"] = Field(

@@ -219,12 +219,7 @@ WRITERS: dict[Format, Callable[[Classifier, Part, Path], None]] = {
 
 def _run_safetensors(path: Path, part: Part) -> Runner:
     model = load(path)
-    runners: dict[Part, Runner] = {
-        "whole": model.probabilities,
-        "bottom": model.features,
-        "top": model.answer,
-    }
-    return runners[part]
+    return {"whole": model.probabilities, "bottom": model.features, "top": model.answer}[part]
 
 
 RUNNERS: dict[Format, Callable[[Path, Part], Runner]] = {

@@ -14,7 +14,7 @@ import torch
 
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks, hostport
-from semisfl.net.frames import WireError, decode, encode
+from semisfl.net.frames import Schema, TensorSpec, WireError, decode, encode
 from semisfl.net.server.admission import Refused, audit, cleaned
 from semisfl.net.server.trust import Trust
 from semisfl.settings import catalog
@@ -133,8 +133,8 @@ class ModelServer:
         rows, codec = int(metadata.get(protocol.ROWS, "0")), metadata.get(protocol.CODEC, "")
         if codec not in catalog.CODECS:
             raise WireError(f"codec {codec!r:.80} is not known here")
-        schema = protocol.features_schema(rows, self.served.features, codec)
-        frame = decode(request, {"features": schema})
+        spec = TensorSpec((rows, self.served.features), torch.float32, codec)
+        frame = decode(request, {"features": Schema({"identity": str}, {"features": spec})})
         if frame.fields["identity"] != self.served.identity:
             raise WireError(
                 "the device's bottom is not the other half of this server's model (or it is cut "

@@ -185,13 +185,6 @@ def text_of_model(model: ServedModel) -> str:
     return "\n".join(map(printable, lines))
 
 
-def features_schema(rows: int, features: int, codec: str) -> Schema:
-    """Return the schema of a ``Features`` request: ``rows`` images with ``features`` values each."""
-    return Schema(
-        {"identity": str}, {"features": TensorSpec((rows, features), torch.float32, codec)}
-    )
-
-
 def rows_per_call(features: int, codec: str) -> int:
     """Return how many images with ``features`` values each fit into one call, at least 1."""
     one = codec_named(codec).size((1, features))

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from semisfl.metrics import ACCURACY_OF, LOSS, RoundMetrics
-from semisfl.metrics import Metric as Declared
+from semisfl.metrics import ACCURACY_OF, LOSS, Metric as Declared, RoundMetrics
 from semisfl.runs.declared import metrics_of, undeclared
 from semisfl.watch.app import probes
 

@@ -11,8 +11,7 @@ from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.data.sources import load_data
 from semisfl.runs.start import train
-from semisfl.settings import config as configs
-from semisfl.settings import presets
+from semisfl.settings import config as configs, presets
 from semisfl.settings.policy import row_bits
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"

@@ -14,9 +14,13 @@ from semisfl.cli.main import main
 from semisfl.data import sources
 from semisfl.settings import catalog, presets
 from semisfl.settings.config import parse
-from tests.cli.test_cli import TINY, refused, write_images
-from tests.cli.test_cli import images as images
-from tests.cli.test_cli import inside_tmp as inside_tmp
+from tests.cli.test_cli import (
+    TINY,
+    images as images,
+    inside_tmp as inside_tmp,
+    refused,
+    write_images,
+)
 
 
 @pytest.mark.usefixtures("no_pictures")

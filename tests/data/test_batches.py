@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from semisfl import seeds
 from semisfl.data.augment import Augmentation, Normalizer

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from semisfl import seeds
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes, tensor_bytes

@@ -16,8 +16,7 @@ from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.device import Device
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame, encode
-from semisfl.net.server import frozen as server_side
-from semisfl.net.server import uploads
+from semisfl.net.server import frozen as server_side, uploads
 from semisfl.net.server.roster import REMOVED, remove_device
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble

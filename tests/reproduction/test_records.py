@@ -9,8 +9,7 @@ from reproduction import records
 from semisfl.runs import start
 from semisfl.runs.reading import read_environment
 from semisfl.runs.report import read_run
-from semisfl.settings import config as configs
-from semisfl.settings import presets
+from semisfl.settings import config as configs, presets
 
 SMALL = ("rounds=2", "clients.steps=1", "server.steps=1", "clients.total=2", "clients.active=2")
 

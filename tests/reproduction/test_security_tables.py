@@ -1,7 +1,6 @@
 """What the pages on leakage and poisoning say of attacks is so in the committed runs."""
 
-from reproduction.tables import attacks as poisoning
-from reproduction.tables import attacks as tables
+from reproduction.tables import attacks as poisoning, attacks as tables
 
 
 def test_the_goals_that_the_documents_claim_are_met() -> None:

@@ -17,8 +17,7 @@ from semisfl.cli.main import main
 from semisfl.data.dataset import Dataset
 from semisfl.runs.portable import describe
 from semisfl.runs.start import train
-from semisfl.use import export as exports
-from semisfl.use import onnx_file
+from semisfl.use import export as exports, onnx_file
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import check, export
 from tests import toy

@@ -15,8 +15,7 @@ from semisfl.watch.address import Address, serve_app
 from semisfl.watch.app import make_app
 from semisfl.watch.inline import write_page
 from semisfl.watch.views import Runs
-from tests.watch import browser as browsers
-from tests.watch import directories
+from tests.watch import browser as browsers, directories
 from tests.watch.browser import Browser
 
 pytestmark = pytest.mark.skipif(

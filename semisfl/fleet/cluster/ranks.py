@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 PATIENCE = timedelta(hours=1)

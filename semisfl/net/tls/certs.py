@@ -25,22 +25,26 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from semisfl.net.tls.credentials import (
     CLIENT_URI,
+    Credentials as Credentials,
     check_name,
     client_folder,
     hosts,
+    identity as identity,
+    load_client_credentials as load_client_credentials,
+    load_server_credentials as load_server_credentials,
     read_certificate,
 )
-from semisfl.net.tls.credentials import Credentials as Credentials
-from semisfl.net.tls.credentials import identity as identity
-from semisfl.net.tls.credentials import load_client_credentials as load_client_credentials
-from semisfl.net.tls.credentials import load_server_credentials as load_server_credentials
-from semisfl.net.tls.ledger import Issued, clients_named, enter
-from semisfl.net.tls.ledger import listing as listing
-from semisfl.net.tls.ledger import revoke as revoke
-from semisfl.net.tls.ledger import revoke_certificate as revoke_certificate
-from semisfl.net.tls.ledger import revoke_serial as revoke_serial
-from semisfl.net.tls.x509_parts import CertError as CertError
+from semisfl.net.tls.ledger import (
+    Issued,
+    clients_named,
+    enter,
+    listing as listing,
+    revoke as revoke,
+    revoke_certificate as revoke_certificate,
+    revoke_serial as revoke_serial,
+)
 from semisfl.net.tls.x509_parts import (
+    CertError as CertError,
     common_name_of,
     is_missing,
     issuer_id,
