@@ -14,7 +14,7 @@ BUDGETS = {
     "algorithm": 302,
     "attacks": 544,
     "cli": 1382,
-    "costs": 749,
+    "costs": 750,
     "data": 1450,
     "engine": 729,
     "engine/kernels": 1094,

@@ -390,7 +390,7 @@ class PoisonedBlock(ClientBlock):
         self,
         work: ClientWork,
         plan: FullRound,
-        between: Callable[[], None] | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> list[ClientResult]:
         results = super().train(work, plan, between)
         attackers = {client for _, client in self._attackers_in(plan.active, plan.index)}

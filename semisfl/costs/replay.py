@@ -70,7 +70,9 @@ def _traffic_of_round(
     active = drawn(costs.config, now.round)
     usual = (costs.usual or Cost(0, 0)).by_kind()
     if costs.once:
-        active = tuple(client for client in active if client not in known) or active
+        # All clients send when the first round with clients begins, whether it draws them or not.
+        everyone = range(costs.config.clients.total)
+        active = tuple(client for client in everyone if client not in known) or active
         down = min(sent, len(active) * usual["model_down"])
         kinds = {"model_down": down, "features_up": sent - down}
     else:

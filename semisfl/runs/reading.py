@@ -75,7 +75,7 @@ def parse_metrics(lines: Sequence[bytes], path: Path, make: Callable[[Values], M
     for number, line in enumerate(lines, 1):
         try:
             rounds.append(make(json.loads(line)))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             if number < len(lines):
                 raise ValueError(
                     f"{path}, line {number} is damaged: {error}; remove the line"

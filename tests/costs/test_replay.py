@@ -111,7 +111,8 @@ def test_committed_runs_sum_up_to_what_they_recorded(every: int) -> None:
         short = replace(run, rounds=run.rounds[:10])
         replayed = measures.replayed(short, WORLD)
         assert replayed.rounds[-1].bytes_total == short.rounds[-1].bytes_total, run.path
-        assert all(seconds > 0 for seconds in replayed.seconds), run.path
+        computed = replayed.config.method != "probe"
+        assert all((seconds > 0) is computed for seconds in replayed.seconds), run.path
 
 
 @pytest.fixture(scope="module")
